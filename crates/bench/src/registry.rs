@@ -104,6 +104,7 @@ pub fn all() -> &'static [&'static Bench] {
         &message::pingpong::BENCH,
         &message::alltoall::BENCH,
         &message::receive_overhead::BENCH,
+        &message::matching::BENCH,
         &memory::pinning::BENCH,
         &memory::lookup::BENCH,
         &gpu::BENCH,

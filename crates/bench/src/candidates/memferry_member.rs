@@ -14,6 +14,7 @@ use crate::group::plain::{Memory, TouchedPages};
 use crate::group::worker::{Member, WorkerArgs};
 use crate::harness::Sample;
 use crate::message::first_touch::{FreshMemory, receive_fresh};
+use crate::message::matching::{MAX_DEPTH, match_messages};
 use crate::message::messages::{Link, MessageBuffers, alltoall, pingpong};
 
 /// Tag of all messages; the order of the messages identifies them.
@@ -56,7 +57,11 @@ fn join_with<M: FreshMemory>(
     args: &WorkerArgs,
     pinning: Pinning,
 ) -> anyhow::Result<MemferryMember<M>> {
-    let mut builder = EndpointBuilder::new();
+    // The limits are for messages that wait for their receives, by far.
+    let mut builder = EndpointBuilder::new()
+        .max_operations(2 * MAX_DEPTH as usize)
+        .max_unexpected_messages(2 * MAX_DEPTH as usize)
+        .max_unexpected_bytes(64 << 20);
     // For `Auto`, the environment variable decides.
     if pinning != Pinning::Auto {
         builder = builder.pinning(pinning);
@@ -92,6 +97,12 @@ impl<M: FreshMemory> Member for MemferryMember<M> {
                 let mut wire = self.group.link_to(if first { 1 } else { 0 });
                 let task = (usize::try_from(bytes)?, fresh);
                 receive_fresh::<M>(&mut wire, first, &mut self.checked_fresh_bytes, task, times)
+            }
+            GroupTask::Matching { depth, case } => {
+                let is_receiver = self.group.rank() == 0;
+                let peer = self.group.peers[if is_receiver { 1 } else { 0 }];
+                let endpoint = self.group.job.endpoint();
+                match_messages(endpoint, peer, is_receiver, (case, depth), times)
             }
             task => bail!("endpoints do not do `{task}`"),
         }

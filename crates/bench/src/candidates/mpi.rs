@@ -13,9 +13,10 @@ use crate::host::process;
 use crate::results::series::{MPICH, OPEN_MPI};
 
 /// Source files of the program.
-const SOURCES: [(&str, &str); 5] = [
+const SOURCES: [(&str, &str); 6] = [
     ("member.h", include_str!("mpi/member.h")),
     ("main.c", include_str!("mpi/main.c")),
+    ("matching.c", include_str!("mpi/matching.c")),
     ("messages.c", include_str!("mpi/messages.c")),
     ("integer_sort.c", include_str!("mpi/integer_sort.c")),
     ("fourier.c", include_str!("mpi/fourier.c")),

@@ -5,6 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::harness::Sample;
+use crate::message::matching::MatchCase;
 
 /// A task that the members of a group execute together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +20,9 @@ pub(crate) enum GroupTask {
     Fourier { points: u64 },
     /// A window of messages from the first member to the second, and one reply.
     Stream { bytes: u64 },
+    /// The first member receives `depth` messages of the second, while as many receives or messages
+    /// wait.
+    Matching { depth: u64, case: MatchCase },
     /// The first member receives a message that the second already has, and computes on it: always
     /// in the same few slots, or in `cold` slots.
     Receive { bytes: u64, cold: bool },
@@ -40,9 +44,13 @@ pub(crate) const QUIT: &str = "quit";
 pub(crate) const READY: &str = "ready";
 const ERROR: &str = "error ";
 
+/// What comes before the word of a case.
+const MATCHING: &str = "match-";
+
 impl GroupTask {
     fn keyword_and_size(self) -> (&'static str, u64) {
         match self {
+            Self::Matching { depth, case } => (case.word(), depth),
             Self::Pingpong { bytes } => ("pingpong", bytes),
             Self::Alltoall { bytes } => ("alltoall", bytes),
             Self::IntegerSort { keys_log2 } => ("is", keys_log2),
@@ -59,7 +67,8 @@ impl GroupTask {
 impl fmt::Display for GroupTask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (word, size) = self.keyword_and_size();
-        write!(f, "{word} {size}")
+        let prefix = if matches!(self, Self::Matching { .. }) { MATCHING } else { "" };
+        write!(f, "{prefix}{word} {size}")
     }
 }
 
@@ -87,7 +96,10 @@ impl FromStr for WorkerCommand {
             "receive-cold" => GroupTask::Receive { bytes: size, cold: true },
             "land-reused" => GroupTask::FirstTouch { bytes: size, fresh: false },
             "land-fresh" => GroupTask::FirstTouch { bytes: size, fresh: true },
-            _ => return Err(wrong()),
+            _ => {
+                let case = word.strip_prefix(MATCHING).and_then(MatchCase::from_word);
+                GroupTask::Matching { depth: size, case: case.ok_or_else(wrong)? }
+            }
         };
         Ok(Self { task, iterations: iterations.parse().map_err(|_| wrong())? })
     }
@@ -137,6 +149,7 @@ mod tests {
             GroupTask::IntegerSort { keys_log2: 22 },
             GroupTask::Fourier { points: 128 },
             GroupTask::Stream { bytes: 4096 },
+            GroupTask::Matching { depth: 100, case: MatchCase::PostedMixed },
             GroupTask::Receive { bytes: 4096, cold: false },
             GroupTask::Receive { bytes: 1 << 20, cold: true },
             GroupTask::FirstTouch { bytes: 4096, fresh: false },

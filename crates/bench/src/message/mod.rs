@@ -3,6 +3,7 @@
 pub(crate) mod alltoall;
 pub(crate) mod first_touch;
 pub(crate) mod ipc;
+pub(crate) mod matching;
 pub(crate) mod messages;
 pub(crate) mod pingpong;
 pub(crate) mod receive_overhead;

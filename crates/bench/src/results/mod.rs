@@ -24,6 +24,7 @@ pub const BENCH_NAMES: [&str; 15] = [
     "pingpong",
     "alltoall",
     "receive-overhead",
+    "matching",
     "pinning",
     "lookup",
     "gpu",

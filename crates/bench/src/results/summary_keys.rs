@@ -184,6 +184,7 @@ const IPC: &str = "ipc";
 const PINGPONG: &str = "pingpong";
 const ALLTOALL: &str = "alltoall";
 const RECEIVE: &str = "receive-overhead";
+const MATCHING: &str = "matching";
 const PINNING: &str = "pinning";
 const LOOKUP: &str = "lookup";
 const GPU: &str = "gpu";
@@ -253,6 +254,9 @@ pub static KEYS: &[SummaryKey] = &[
 
     share(RECEIVE, "overhead_reduction", None, "Share of the compute time lost to naive receiving of cold 1 MiB messages that the best way to receive ahead gives back (paper: 0.42)."),
     share(RECEIVE, "overhead_reduction_hot", None, "The same with messages in few places, which stay in the caches (paper: 0.31)."),
+
+    cost(MATCHING, "depth_10k_vs_depth_1", "ratio", Some(3.0), "Cost of a message while 10,000 receives or messages wait, against one, in the worst of seven orders."),
+    ratio(MATCHING, "depth_10k_vs_best", None, "Speed of a message while 10,000 receives or messages wait, in the worst of seven orders, against the best MPI."),
 
     cost(LOOKUP, "hit_ns", "ns", Some(20.0), "Time to find a translation that is in the cache and to let it go again, from one thread."),
     share(LOOKUP, "memory_saving", Some(0.8), "Share of the full table's bytes that the cache does not take, for the program with the largest windows.").counted(),

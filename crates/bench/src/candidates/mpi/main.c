@@ -29,6 +29,13 @@ static const struct command commands[] = {
     {"alltoall", alltoall},
     {"is", integer_sort},
     {"ft", fourier},
+    {"match-posted", match_posted},
+    {"match-posted-reverse", match_posted_reverse},
+    {"match-posted-mixed", match_posted_mixed},
+    {"match-unexpected", match_unexpected},
+    {"match-unexpected-reverse", match_unexpected_reverse},
+    {"match-unexpected-mixed", match_unexpected_mixed},
+    {"match-unexpected-any", match_unexpected_any},
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0], QUIT = COMMANDS };
 

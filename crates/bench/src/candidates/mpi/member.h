@@ -48,5 +48,12 @@ const char *pingpong(long bytes, long iterations, struct timing *timing);
 const char *alltoall(long bytes, long iterations, struct timing *timing);
 const char *integer_sort(long keys_log2, long iterations, struct timing *timing);
 const char *fourier(long points, long iterations, struct timing *timing);
+const char *match_posted(long depth, long iterations, struct timing *timing);
+const char *match_posted_reverse(long depth, long iterations, struct timing *timing);
+const char *match_posted_mixed(long depth, long iterations, struct timing *timing);
+const char *match_unexpected(long depth, long iterations, struct timing *timing);
+const char *match_unexpected_reverse(long depth, long iterations, struct timing *timing);
+const char *match_unexpected_mixed(long depth, long iterations, struct timing *timing);
+const char *match_unexpected_any(long depth, long iterations, struct timing *timing);
 
 #endif
