@@ -41,7 +41,9 @@ impl Transfer {
     fn give_back(&self) {
         let owned = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).take();
         // A wait returns the buffers in a forked child too, where a drop would keep them for ever.
-        drop(owned.map(|owned| owned.wait_timeout(Duration::ZERO)));
+        if let Some(owned) = owned {
+            drop(owned.wait_timeout(Duration::ZERO));
+        }
     }
 
     /// Returns the outcome of a copy that is over.
