@@ -31,6 +31,9 @@ use handshake::{ConnectReply, ConnectRequest, EndpointUuid, RejectReason};
 /// words.
 const PROBE_STUCK: &str = "the access probe of its memory does not complete";
 
+/// How a connect ends that the listener dropped without a reply.
+pub(crate) const CLOSED_SOCKET: &str = "it closed the socket";
+
 /// An endpoint: its process, from the kernel, and its identity within the process, from the
 /// process. Two processes that send the same identity are still two endpoints.
 #[derive(Debug, Clone, Copy)]
@@ -232,7 +235,7 @@ impl PendingConnect {
             received => received,
         };
         let (length, descriptors) = match received {
-            Ok((0, _)) => return Err(ConnectError::Rejected(name, "it closed the socket")),
+            Ok((0, _)) => return Err(ConnectError::Rejected(name, CLOSED_SOCKET)),
             Ok(received) => received,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 if this.time_left().is_zero() {

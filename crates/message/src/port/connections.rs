@@ -12,8 +12,8 @@ use crate::connect::accept_thread::{AcceptState, AcceptThread};
 use crate::connect::handshake::RejectReason;
 use crate::connect::listener::Listener;
 use crate::connect::{
-    ConnectStatus, ConnectedSocket, ConnectionParts, EndpointId, ListenerAddress, PendingConnect,
-    parse_name,
+    CLOSED_SOCKET, ConnectStatus, ConnectedSocket, ConnectionParts, EndpointId, ListenerAddress,
+    PendingConnect, parse_name,
 };
 use crate::connection::Connection;
 use crate::error::{ConnectError, Error};
@@ -50,8 +50,23 @@ impl Port {
         listener.map_or(AcceptState::Closed, Listener::accept_state)
     }
 
-    /// Connects to a name. Returns the peer if it is connected already.
+    /// Connects to a name. Returns the peer if it is connected already. A listener with too many callers drops
+    /// those that are slow, as all are on a machine that is overloaded: these try again.
     pub(crate) fn connect(&self, name: &str) -> Result<Peer, Error> {
+        const TRIES: u32 = 5;
+        let mut outcome = self.connect_once(name);
+        for _ in 1..TRIES {
+            match outcome {
+                Err(Error::Connect(ConnectError::Rejected(_, CLOSED_SOCKET))) => {
+                    outcome = self.connect_once(name);
+                }
+                _ => break,
+            }
+        }
+        outcome
+    }
+
+    fn connect_once(&self, name: &str) -> Result<Peer, Error> {
         self.check_fork()?;
         let socket_name = parse_name(name)?;
         let mut state = self.lock();
