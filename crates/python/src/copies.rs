@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use memferry::plan::CopyQuery;
 use memferry::{EngineSelection, Ferry, MemoryKind, Region, Request};
-use memferry_sys::cuda::{Cuda, CudaDriver, CudaStream};
+use memferry_sys::cuda::{Cuda, CudaDriver, CudaStream, MemcpyKind};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -18,6 +18,10 @@ use crate::transfer::Transfer;
 /// Copies of this size and less are made without letting other threads of Python run: that would
 /// take longer than the copy.
 const SHORT_BYTES: usize = 32 << 10;
+
+/// Copies of this size and less to a GPU are left to its driver: longer ones are faster by several
+/// channels.
+const SHORT_DEVICE_BYTES: usize = 4 << 20;
 
 /// The ferry without a GPU, and one for each GPU in use.
 static FERRIES: Mutex<Option<HashMap<Option<i32>, Ferry>>> = Mutex::new(None);
@@ -41,19 +45,21 @@ pub(crate) fn ferry_for(py: Python<'_>, device: Option<i32>) -> PyResult<Ferry> 
 /// The drivers of the GPUs whose streams were waited for.
 static DRIVERS: Mutex<Option<HashMap<i32, Arc<Cuda>>>> = Mutex::new(None);
 
-/// Waits until a stream of another library has finished what it was given so far.
-pub(crate) fn wait_for_stream(py: Python<'_>, device: i32, stream: u64) -> PyResult<()> {
+/// The driver of a GPU.
+fn driver_of(py: Python<'_>, device: i32) -> PyResult<Arc<Cuda>> {
     // The lock is held only with the interpreter: a forked child finds it free.
     let lock = || DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = lock().get_or_insert_default().get(&device).cloned();
-    let driver = match known {
-        Some(driver) => driver,
-        None => {
-            let opened = py.detach(|| Cuda::open(device.unsigned_abs() as usize));
-            let opened = Arc::new(opened.map_err(crate::error::Error::new_err)?);
-            lock().get_or_insert_default().entry(device).or_insert(opened).clone()
-        }
-    };
+    if let Some(driver) = lock().get_or_insert_default().get(&device) {
+        return Ok(driver.clone());
+    }
+    let opened = py.detach(|| Cuda::open(device.unsigned_abs() as usize));
+    let opened = Arc::new(opened.map_err(crate::error::Error::new_err)?);
+    Ok(lock().get_or_insert_default().entry(device).or_insert(opened).clone())
+}
+
+/// Waits until a stream of another library has finished what it was given so far.
+pub(crate) fn wait_for_stream(py: Python<'_>, device: i32, stream: u64) -> PyResult<()> {
+    let driver = driver_of(py, device)?;
     // SAFETY: the handle is the exporter's, who keeps it valid, or names a default stream.
     let stream = unsafe { CudaStream::from_raw(stream) };
     let waited = py.detach(|| driver.with_current(&mut || driver.synchronize(stream)));
@@ -113,8 +119,9 @@ fn copy(py: Python<'_>, target: &Bound<'_, PyAny>, source: &Bound<'_, PyAny>) ->
     outcome.map_err(|error| copy_error(&error))
 }
 
-/// Copies between addresses, for the modules of this package: they keep the memory alive, and have
-/// waited for the streams that use it. A number below 0 is host memory, others are GPUs.
+/// Copies between addresses, for the modules of this package, which keep the memory alive. A number
+/// below 0 is host memory, others are GPUs. The copy follows the work in `stream`, which is a stream of
+/// the GPU.
 #[pyfunction]
 fn copy_addresses(
     py: Python<'_>,
@@ -123,6 +130,7 @@ fn copy_addresses(
     nbytes: usize,
     target_gpu: i32,
     source_gpu: i32,
+    stream: u64,
 ) -> PyResult<()> {
     let kind = |gpu: i32| if gpu < 0 { MemoryKind::Host } else { MemoryKind::Device };
     let gpu = target_gpu.max(source_gpu);
@@ -130,6 +138,28 @@ fn copy_addresses(
         return Err(PyValueError::new_err(
             "copies between GPUs are for the library that owns them",
         ));
+    }
+    if source_gpu < 0 && target_gpu >= 0 && nbytes <= SHORT_DEVICE_BYTES {
+        // In the stream itself the copy needs no wait for the work before it.
+        let driver = driver_of(py, gpu)?;
+        // SAFETY: the handle is that of the current stream, which the caller keeps.
+        let stream = unsafe { CudaStream::from_raw(stream) };
+        let (kind, from, to) = (MemcpyKind::HostToDevice, source as u64, target as u64);
+        let mut outcome = Ok(());
+        let entered = py.detach(|| {
+            // SAFETY: the caller holds the tensors that have these addresses and this many bytes, and
+            // the call returns when the copy is complete.
+            driver.with_current(&mut || unsafe {
+                outcome = driver.copy_sync(kind, from, to, nbytes, stream);
+            })
+        });
+        if entered.and(outcome).is_ok() {
+            return Ok(());
+        }
+        // The driver refuses memory that crosses the edge of a registration: the ferry stages it.
+    }
+    if gpu >= 0 {
+        wait_for_stream(py, gpu, stream)?;
     }
     let ferry = ferry_for(py, (gpu >= 0).then_some(gpu))?;
     let outcome = py.detach(|| {

@@ -23,8 +23,8 @@ pub(super) const MAX_BYTES_IN: usize = 4 << 20;
 pub(super) const MAX_BYTES_OUT: usize = 2 << 20;
 /// The parts of a copy: all slots together stay in a core's cache, and few calls are made.
 const SLOT_BYTES: usize = 256 << 10;
-/// Memory from this length on is used without staging if its owner has registered it. Asking the
-/// driver takes a microsecond.
+/// Targets from this length on are used without staging if their owner has registered them. Asking the
+/// driver takes a microsecond; sources are left to the driver, which knows by itself.
 const STRAIGHT_BYTES: usize = 256 << 10;
 /// How many idle streams are kept.
 const MAX_IDLE: usize = 16;
@@ -118,6 +118,10 @@ impl CallerStream {
     /// As for [`copy_now`]; the context must be current.
     unsafe fn run(&mut self, copy: CallerCopy) -> Option<Result<(), ExecutionError>> {
         let driver = self.driver.clone();
+        if copy.kind == MemcpyKind::HostToDevice {
+            // SAFETY: the caller upholds the contract.
+            return unsafe { self.copy_in(copy) };
+        }
         if copy.bytes >= STRAIGHT_BYTES && driver.is_device(copy.host()) == Some(false) {
             let CallerCopy { kind, source, target, bytes } = copy;
             // SAFETY: the caller upholds the contract, and the host memory is registered; a range
@@ -126,10 +130,6 @@ impl CallerStream {
             if straight.is_ok() {
                 return Some(self.mark(0).and_then(|()| self.wait(0)));
             }
-        }
-        if copy.kind == MemcpyKind::HostToDevice {
-            // SAFETY: the caller upholds the contract.
-            return unsafe { self.copy_in(copy) };
         }
         if self.ring == 0 {
             self.ring = driver.allocate_pinned(SLOT_BYTES * DEVICE_STREAM_MARKS).ok()?;

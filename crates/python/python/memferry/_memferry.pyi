@@ -27,7 +27,8 @@ def copy(target: Memory, source: Memory) -> None:
     """Copies the bytes of ``source`` to ``target``, and returns when they are there."""
 
 def copy_addresses(
-    target: int, source: int, nbytes: int, target_gpu: int, source_gpu: int
+    target: int, source: int, nbytes: int, target_gpu: int, source_gpu: int,
+    stream: int,
 ) -> None: ...
 def icopy(target: Memory, source: Memory) -> Transfer:
     """Starts a copy of the bytes of ``source`` to ``target``."""
