@@ -14,7 +14,7 @@ pub mod suite;
 pub mod summary_keys;
 
 /// Names of all benches, in the order of the suite.
-pub const BENCH_NAMES: [&str; 15] = [
+pub const BENCH_NAMES: [&str; 16] = [
     "copy-latency",
     "copy-bandwidth",
     "overlap",
