@@ -15,7 +15,9 @@ def test_an_array_is_a_source():
     target = np.empty(1 << 18, np.float32)
     memferry.copy(target, source)
     assert (target == np.asarray(source)).all()
-    assert memferry.compare(target, source) is None
+    # Only host memory is compared.
+    if jax.default_backend() == "cpu":
+        assert memferry.compare(target, source) is None
 
 
 def test_a_result_that_is_still_computed_is_waited_for():
