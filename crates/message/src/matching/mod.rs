@@ -279,6 +279,18 @@ impl<R: PartialEq + Copy, M> MatchQueues<R, M> {
         Some(self.remove_unexpected(slot))
     }
 
+    /// Removes the first unexpected message that matches, if `is_wanted` accepts its state.
+    #[inline]
+    pub(crate) fn take_unexpected_if(
+        &mut self,
+        key: &MatchKey,
+        is_wanted: impl FnOnce(&M) -> bool,
+    ) -> Option<Unexpected<M>> {
+        let slot = self.find_unexpected(key)?;
+        let is_wanted = self.unexpected.get(slot).is_some_and(|found| is_wanted(&found.message));
+        is_wanted.then(|| self.remove_unexpected(slot))
+    }
+
     /// Removes the message with a claim.
     pub(crate) fn take_claimed(&mut self, claim: u64) -> Option<Unexpected<M>> {
         let &(_, slot) = self.claims.iter().find(|(known, _)| *known == claim)?;

@@ -85,7 +85,13 @@ impl PortState {
         ending: Option<CompletionOptions>,
     ) -> Result<Started, Error> {
         let want = self.protocol.peers.match_key(wanted)?;
-        // SAFETY: the caller guarantees it.
+        if ending.is_none() {
+            // SAFETY: the caller guarantees it.
+            if let Some(outcome) = unsafe { self.protocol.receive_buffered(&want, pieces) }? {
+                return Ok(Started::Completed(outcome));
+            }
+        }
+        // SAFETY: as above.
         let (number, event) = unsafe { self.protocol.receive(&want, pieces, ending) }?;
         self.after_match(event, &want);
         Ok(match self.protocol.operations.take_outcome(number) {
@@ -311,6 +317,36 @@ impl Protocol {
             stage,
         };
         self.operations.insert(OperationKind::Receive(receiving), ending)
+    }
+
+    /// Receives a buffered message that is complete, without an operation.
+    ///
+    /// # Safety
+    /// The segments must be valid for writes.
+    #[inline]
+    unsafe fn receive_buffered(
+        &mut self,
+        want: &MatchKey,
+        pieces: &[Segment],
+    ) -> Result<Option<Result<MessageStatus, Error>>, Error> {
+        let capacity = check_segments(pieces)?;
+        let kept = self.matches.take_unexpected_if(want, UnexpectedPayload::is_complete);
+        let Some(Unexpected { source: peer, envelope, message, .. }) = kept else {
+            return Ok(None);
+        };
+        let UnexpectedPayload::Buffered { bytes, .. } = &message else {
+            unreachable!("only a buffered message is complete");
+        };
+        let length = bytes.len() as u64;
+        // SAFETY: the caller guarantees the segments; no more is written than they hold.
+        unsafe { scatter(pieces, 0, bytes.as_ptr(), length.min(capacity) as usize) };
+        self.peers.release_unexpected(peer, message.weight(), message.bytes());
+        self.peers.return_remote_credit(peer, length);
+        Ok(Some(if length > capacity {
+            Err(Error::Truncated { message_bytes: length, buffer_bytes: capacity })
+        } else {
+            Ok(self.peers.message_status(peer, envelope.tag, length))
+        }))
     }
 
     /// Receives a buffered message.
