@@ -240,7 +240,7 @@ impl PortState {
 
     /// Drains the wakeups that ended a sleep on the epoll set. Those beyond what one call reports end the next
     /// sleep.
-    fn drain_wakeups(&mut self) {
+    pub(super) fn drain_wakeups(&mut self) {
         for peer in self.wakeup.readable_connections() {
             let Some(connection) = &mut self.protocol.peers[peer].connection else { continue };
             if let Err(nonsense) = connection.wire.drain_socket() {

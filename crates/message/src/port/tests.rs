@@ -416,3 +416,40 @@ fn a_sleeper_that_is_woken_before_it_sleeps_does_not_sleep_whoever_polls_meanwhi
     assert!(!would_sleep);
     (state.wakeup.has_sleeper, state.wakeup.armed) = (false, 0);
 }
+
+#[test]
+fn a_peer_that_was_connected_by_its_first_message_wakes_a_sleeper_and_leaves_nothing_to_wake_it_again()
+ {
+    run_with_timeout(|| {
+        let name = |side: &str| format!("lazy-{side}-{}", std::process::id());
+        let here = Endpoint::open(&name("here")).unwrap();
+        let there = Endpoint::open(&name("there")).unwrap();
+        // The set exists before the connect, so that it watches the socket while the connect is pending.
+        here.port().lock().epoll().unwrap();
+        let peer = here.add_peer(there.name()).unwrap();
+        here.send(peer, 1, b"first").unwrap();
+        let back = there.recv(crate::Source::Any, 1, u64::MAX, &mut [0; 5]).unwrap().source;
+        for _ in 0..3 {
+            let sleeping = {
+                let here = here.clone();
+                std::thread::spawn(move || here.recv(peer, 2, u64::MAX, &mut [0; 4]).unwrap())
+            };
+            while !here.port().lock().wakeup.sleeper_on_epoll {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            there.send(back, 2, b"wake").unwrap();
+            sleeping.join().unwrap();
+        }
+        let mut state = here.port().lock();
+        assert!(!state.wakeup.is_epoll_incomplete);
+        let set = state.epoll().unwrap();
+        // The packet of the last wakeup may arrive after the message.
+        for _ in 0..100 {
+            state.drain_wakeups();
+            if !set.wait(Some(Duration::from_millis(10))) {
+                return;
+            }
+        }
+        panic!("the set stays readable");
+    });
+}

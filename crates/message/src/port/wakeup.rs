@@ -96,10 +96,17 @@ impl Wakeup {
         }
     }
 
+    /// Removes a descriptor of [`Wakeup::watch`], which the caller closes after this call.
+    pub(super) fn unwatch(&self, descriptor: BorrowedFd<'_>) {
+        self.epoll.iter().for_each(|epoll| epoll.remove(descriptor));
+    }
+
     /// Adds the descriptors of a new connection in a slot, and publishes to the peer how this side is woken.
     pub(super) fn watch_connection(&mut self, index: usize, peers: &mut PeerTable) {
         if let Some(epoll) = &self.epoll {
             for descriptor in peers[index].descriptors() {
+                // The socket of a connect that was watched while it was pending has another key.
+                epoll.remove(descriptor);
                 let added = epoll.add_keyed(descriptor, index as u64, Readiness::Readable);
                 self.is_epoll_incomplete |= added.is_err();
             }
