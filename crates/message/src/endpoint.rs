@@ -170,10 +170,11 @@ impl Endpoint {
         self.port().lock().protocol.peers.name_of(peer)
     }
 
-    /// What this process can do with the memory of a peer, and what prevents more.
+    /// What this process can do with the memory of a peer, and what prevents more. Connects to a rank
+    /// of a job that is not connected yet.
     pub fn peer_access(&self, peer: Peer) -> Result<PeerAccess, Error> {
         self.port().check_fork()?;
-        Ok(self.port().lock().protocol.peers.connection_of(peer)?.access)
+        Ok(self.port().connect_named(peer)?.protocol.peers.connection_of(peer)?.access)
     }
 
     /// Sends a buffer, or several segments as one message, and returns when the memory may be used again.

@@ -88,7 +88,7 @@ const JOIN_TAG: u64 = 0;
 /// is missing.
 const NOBODY_MISSING: u64 = u64::MAX;
 /// How much longer than the ranks below it a rank waits for their word, for each level of the tree: a rank that
-/// waits for another one is not the missing one.
+/// waits for another one is not the missing one, if both were started within this time.
 const WORD_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval between attempts to connect to a parent that has not joined yet.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(1);
@@ -151,18 +151,18 @@ impl Job {
         for child in children.clone() {
             missing = missing.or(self.wait_for_child(child, deadline)?);
         }
+        let limit = later(deadline, self.size().ilog2() + 1);
         if let Some(parent) = parent {
-            missing = if has_parent {
-                self.tell(parent, missing)?;
-                let levels = self.size().ilog2() + 1;
-                self.hear_from(parent, later(deadline, levels))?
+            missing = if has_parent && self.tell(parent, missing, limit)? {
+                self.hear_from(parent, limit)?
             } else {
                 missing.or(Some(parent))
             };
         }
         for child in children {
+            // One that is gone after its word has joined: its end is found out by those who need it.
             if self.is_connected(child) {
-                self.tell(child, missing)?;
+                self.tell(child, missing, limit)?;
             }
         }
         Ok(missing)
@@ -211,39 +211,57 @@ impl Job {
         self.endpoint.port().lock().protocol.peers.was_connected(self.peers[rank])
     }
 
-    /// Tells a rank which one is missing.
-    fn tell(&self, rank: usize, missing: Option<usize>) -> Result<(), Error> {
+    /// Tells a rank which one is missing. Returns whether it takes the message.
+    fn tell(
+        &self,
+        rank: usize,
+        missing: Option<usize>,
+        deadline: Option<Instant>,
+    ) -> Result<bool, Error> {
         let word = missing.map_or(NOBODY_MISSING, |rank| rank as u64);
-        match self.endpoint.send(self.peers[rank], JOIN_TAG, &word.to_le_bytes()) {
-            // It has found out by itself.
-            Err(Error::PeerDisconnected(_)) if missing.is_some() => Ok(()),
-            sent => sent,
+        let started = self.endpoint.isend(self.peers[rank], JOIN_TAG, word.to_le_bytes().to_vec());
+        let outcome = match started {
+            Ok(send) => send.wait_timeout(time_left(deadline)),
+            Err(failed) => Ok(Err(failed)),
+        };
+        match outcome {
+            Ok(Ok(_)) => Ok(true),
+            Ok(Err(failed)) if !matches!(failed.error, Error::PeerDisconnected(_)) => {
+                Err(failed.error)
+            }
+            _ => Ok(false),
         }
     }
 
     /// Receives the word of a rank about who is missing: that rank itself if it says nothing.
     fn hear_from(&self, rank: usize, deadline: Option<Instant>) -> Result<Option<usize>, Error> {
         let started = self.endpoint.irecv(self.peers[rank], JOIN_TAG, TAG_ANY, vec![0u8; 8]);
-        let receive = match started {
-            Err(failed) if matches!(failed.error, Error::PeerDisconnected(_)) => {
-                return Ok(Some(rank));
-            }
-            started => started.map_err(|failed| failed.error)?,
-        };
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let Ok(outcome) = receive.wait_timeout(left.unwrap_or(Duration::MAX)) else {
-            return Ok(Some(rank));
+        let outcome = match started {
+            Ok(receive) => receive.wait_timeout(time_left(deadline)),
+            Err(failed) => Ok(Err(failed)),
         };
         match outcome {
-            Ok((_, word)) => {
-                let word = word.try_into().map(u64::from_le_bytes).unwrap_or(NOBODY_MISSING);
-                // A rank that names nobody of this job lies, and is not believed.
-                Ok(usize::try_from(word).ok().filter(|missing| *missing < self.size()))
+            Ok(Ok((status, word))) => {
+                let word = <[u8; 8]>::try_from(word).map(u64::from_le_bytes).ok();
+                match word.filter(|_| status.length == 8) {
+                    Some(NOBODY_MISSING) => Ok(None),
+                    Some(missing) if missing < self.size() as u64 => Ok(Some(missing as usize)),
+                    // It is no rank of this job.
+                    _ => Ok(Some(rank)),
+                }
             }
-            Err(failed) if matches!(failed.error, Error::PeerDisconnected(_)) => Ok(Some(rank)),
-            Err(failed) => Err(failed.error),
+            Ok(Err(failed)) => match failed.error {
+                Error::PeerDisconnected(_) | Error::Truncated { .. } => Ok(Some(rank)),
+                error => Err(error),
+            },
+            Err(_) => Ok(Some(rank)),
         }
     }
+}
+
+/// How long a wait until a deadline may take.
+fn time_left(deadline: Option<Instant>) -> Duration {
+    deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
 }
 
 fn later(deadline: Option<Instant>, levels: u32) -> Option<Instant> {

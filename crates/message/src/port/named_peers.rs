@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use memferry_sys::clock;
 
@@ -119,19 +119,26 @@ impl PeerTable {
 }
 
 impl Port {
-    /// Waits until a peer that was added by name is connected. Returns the lock. Other peers are connected
-    /// already, or have been.
+    /// Waits until a peer that was added by name is connected, for the connect timeout at most. Returns the
+    /// lock. Other peers are connected already, or have been.
     pub(crate) fn connect_named(&self, peer: Peer) -> Result<PortGuard<'_>, Error> {
         let mut state = self.lock();
         let index = state.protocol.peers.index_of(peer)?;
         if state.protocol.peers[index].is_unconnected() && !state.ensure_connected(peer)? {
+            let timeout = state.config.connect_timeout;
+            let deadline = Instant::now().checked_add(timeout);
             drop(state);
-            let connected = self.block(true, None, |state| match state.ensure_connected(peer) {
-                Ok(false) => None,
-                outcome => Some(outcome),
-            });
-            connected.expect("without a deadline it ends")?;
+            let connected =
+                self.block(true, deadline, |state| match state.ensure_connected(peer) {
+                    Ok(false) => None,
+                    outcome => Some(outcome),
+                });
             state = self.lock();
+            let Some(outcome) = connected else {
+                let (name, seconds) = (state.protocol.peers.name_of(peer)?, timeout.as_secs());
+                return Err(ConnectError::NoReply { name, seconds }.into());
+            };
+            outcome?;
         }
         Ok(state)
     }
@@ -411,7 +418,11 @@ impl PortState {
     /// Ends a connect, successful or not.
     fn end_connect(&mut self, peer: usize) {
         let Some(known) = &mut self.protocol.peers[peer].named else { return };
-        if std::mem::replace(&mut known.phase, ConnectPhase::Idle).is_active() {
+        let phase = std::mem::replace(&mut known.phase, ConnectPhase::Idle);
+        if let ConnectPhase::InProgress(connecting) = &phase {
+            self.wakeup.unwatch(connecting.as_fd());
+        }
+        if phase.is_active() {
             self.protocol.peers.connects_in_flight -= 1;
             self.stop_connecting_peer(peer);
         }
