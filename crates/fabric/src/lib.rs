@@ -57,7 +57,7 @@ static PROVIDER: ProviderCell = ProviderCell(UnsafeCell::new(Provider {
 #[unsafe(no_mangle)]
 pub extern "C" fn fi_prov_ini() -> *mut Provider {
     LOADED.fetch_add(1, Ordering::AcqRel);
-    let _ = guard::protected(|| {
+    let written = guard::protected(|| {
         // Several threads may load it at the same time, and the core may have the structure already.
         VERSION.get_or_init(|| {
             // The program's version must not be newer than this one, so this is the core's version.
@@ -71,7 +71,8 @@ pub extern "C" fn fi_prov_ini() -> *mut Provider {
         });
         Ok(())
     });
-    PROVIDER.0.get()
+    // Without a version the core has no provider: it refuses what is not there.
+    if written.is_err() { std::ptr::null_mut() } else { PROVIDER.0.get() }
 }
 
 /// The version in the structure, once it is written.
