@@ -102,7 +102,7 @@ impl NicQueue {
 
     /// The reason why the card cannot execute a descriptor, if there is one.
     fn reject_reason(&self, descriptor: &Descriptor) -> Option<&'static str> {
-        if self.is_broken {
+        if self.is_broken || self.pages.is_revoked() {
             Some(BROKEN)
         } else if descriptor.operation() != Opcode::Copy {
             Some("a network card supports only copies")
