@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use memferry::message::{self, Rights, Source, TAG_ALL, TAG_ANY};
 use pyo3::exceptions::{PyIndexError, PyValueError};
@@ -279,10 +280,15 @@ pub(crate) struct Job {
 
 #[pymethods]
 impl Job {
-    /// Joins a job of `size` processes, and returns when all are there.
+    /// Joins a job of `size` processes, and returns when all are there. Raises `Error` after `timeout`
+    /// seconds, and names the rank that is missing.
     #[staticmethod]
-    fn join(py: Python<'_>, name: &str, rank: usize, size: usize) -> PyResult<Self> {
-        let inner = py.detach(|| message::Job::join(name, rank, size));
+    #[pyo3(signature = (name, rank, size, *, timeout=10.0))]
+    fn join(py: Python<'_>, name: &str, rank: usize, size: usize, timeout: f64) -> PyResult<Self> {
+        let timeout = Duration::try_from_secs_f64(timeout)
+            .map_err(|error| PyValueError::new_err(format!("timeout: {error}")))?;
+        let builder = message::EndpointBuilder::new().connect_timeout(timeout);
+        let inner = py.detach(|| builder.join(name, rank, size));
         let inner = inner.map_err(|error| message_error(&error))?;
         let endpoint = Py::new(py, Endpoint::of(inner.endpoint().clone()))?;
         Ok(Self { inner, endpoint })

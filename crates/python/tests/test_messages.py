@@ -190,3 +190,10 @@ def test_a_fork_is_noticed(name):
             os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
     endpoint.close()
+
+
+def test_a_rank_that_does_not_come_is_named():
+    with pytest.raises(memferry.Error, match="rank 1"):
+        memferry.Job.join(f"alone-{os.getpid()}", 0, 2, timeout=0.2)
+    with pytest.raises(ValueError, match="timeout"):
+        memferry.Job.join(f"alone-{os.getpid()}", 0, 2, timeout=-1)

@@ -1,6 +1,8 @@
-from collections.abc import Buffer, Callable, Generator
+from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any, Protocol, Self
+
+from typing_extensions import Buffer, TypeAlias
 
 class _DLPack(Protocol):
     def __dlpack__(self, *, stream: Any = ...) -> Any: ...
@@ -14,7 +16,7 @@ class _CudaArrayInterface(Protocol):
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
 
-type Memory = Buffer | _DLPack | _ArrayInterface | _CudaArrayInterface
+Memory: TypeAlias = Buffer | _DLPack | _ArrayInterface | _CudaArrayInterface
 
 __version__: str
 
@@ -115,7 +117,9 @@ class Endpoint:
     def name_of(self, peer: Peer) -> str: ...
     def send(
         self, peer: Peer, data: Memory, tag: int = 0, *, timeout: float | None = None
-    ) -> None: ...
+    ) -> None:
+        """Returns when ``data`` may be changed. After ``TimeoutError`` the send goes on."""
+
     def isend(self, peer: Peer, data: Memory, tag: int = 0) -> Operation: ...
     def recv(
         self,
@@ -125,7 +129,10 @@ class Endpoint:
         *,
         mask: int | None = None,
         timeout: float | None = None,
-    ) -> Status: ...
+    ) -> Status:
+        """Receives from ``source`` (``None``: any peer) with ``tag`` (``None``: any); ``mask`` selects
+        the bits of the tag that are compared. ``TimeoutError`` cancels the receive."""
+
     def irecv(
         self,
         buffer: Memory,
@@ -141,7 +148,9 @@ class Endpoint:
         *,
         mask: int | None = None,
         timeout: float | None = None,
-    ) -> Status | None: ...
+    ) -> Status | None:
+        """The message that a receive would get. A timeout of 0 only looks; ``None`` if there is none."""
+
     def progress(self) -> bool: ...
     def fileno(self) -> int: ...
     def expose(self, memory: Memory, *, read: bool = True, write: bool = True) -> Window: ...
@@ -156,10 +165,12 @@ class Endpoint:
     ) -> None: ...
 
 class Job:
-    """The endpoints of several processes, connected by rank."""
+    """The endpoints of several processes, by rank. Two are connected by their first message."""
 
     @staticmethod
-    def join(name: str, rank: int, size: int) -> Job: ...
+    def join(name: str, rank: int, size: int, *, timeout: float = 10.0) -> Job:
+        """Returns when all ranks have joined; raises ``Error``, which names the one that is missing."""
+
     @property
     def endpoint(self) -> Endpoint: ...
     @property
@@ -237,7 +248,7 @@ class Loading:
     def wait(self, timeout: float | None = None) -> dict[str, Any] | None: ...
     def cancel(self) -> None: ...
 
-type _Tensor = tuple[int, str, str, list[int], int, int]
+_Tensor: TypeAlias = tuple[int, str, str, list[int], int, int]
 
 def read_header(path: str) -> tuple[tuple[ModelFiles, list[_Tensor]], dict[str, str]]: ...
 def read_index(path: str) -> tuple[ModelFiles, list[_Tensor]]: ...

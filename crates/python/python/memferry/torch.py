@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import Any, Literal
 
 import torch
 
@@ -43,7 +44,15 @@ _SHOW_AFTER = 1.0
 _loaders = {}
 
 
-def load_file(path, device="cpu", *, threads=None, mode="auto", progress=None, report=None):
+def load_file(
+    path: str | os.PathLike[str],
+    device: str | int | torch.device = "cpu",
+    *,
+    threads: int | None = None,
+    mode: Literal["auto", "cached", "direct"] = "auto",
+    progress: bool | None = None,
+    report: dict[str, Any] | None = None,
+) -> dict[str, torch.Tensor]:
     """Loads all tensors of a safetensors file.
 
     ``threads`` bounds the threads that read. ``mode`` is ``"auto"``, ``"cached"`` (through the page
@@ -56,14 +65,22 @@ def load_file(path, device="cpu", *, threads=None, mode="auto", progress=None, r
     return _load(files, tensors, device, threads, mode, progress, report)
 
 
-def load_sharded(index, device="cpu", *, threads=None, mode="auto", progress=None, report=None):
+def load_sharded(
+    index: str | os.PathLike[str],
+    device: str | int | torch.device = "cpu",
+    *,
+    threads: int | None = None,
+    mode: Literal["auto", "cached", "direct"] = "auto",
+    progress: bool | None = None,
+    report: dict[str, Any] | None = None,
+) -> dict[str, torch.Tensor]:
     """Loads all tensors that the index of a sharded model names
     (``model.safetensors.index.json``). The options are those of ``load_file``."""
     files, tensors = _memferry.read_index(os.fspath(index))
     return _load(files, tensors, device, threads, mode, progress, report)
 
 
-def to_device(tensor, device):
+def to_device(tensor: torch.Tensor, device: str | int | torch.device) -> torch.Tensor:
     """A copy of a tensor on a device, as ``tensor.to(device)``, from pageable memory too."""
     device = _device(device)
     source = _plain(tensor)
@@ -72,7 +89,7 @@ def to_device(tensor, device):
     return out
 
 
-def to_host(tensor, out=None):
+def to_host(tensor: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """A copy of a tensor in host memory, as ``tensor.cpu()``; into ``out`` if there is one."""
     source = _plain(tensor)
     if out is None:
@@ -92,8 +109,10 @@ def to_host(tensor, out=None):
 
 def _plain(tensor):
     """The same values as one range of memory, on the host or a GPU."""
-    if tensor.device.type not in ("cpu", "cuda"):
+    if not (tensor.is_cuda or tensor.is_cpu):
         raise ValueError(f"the tensor is on {tensor.device}, neither the host nor a CUDA device")
+    if tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+        return tensor
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
