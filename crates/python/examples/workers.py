@@ -2,8 +2,8 @@
 
     python examples/workers.py [WORKERS] [BATCHES]
 
-The arrays travel by Memferry, without pickle and without a copy into a pipe. A worker that is killed
-is noticed, and the others go on.
+The arrays travel by Memferry, without pickle and without a copy into a pipe. Each receive names its
+worker, so that one that is killed is noticed.
 """
 
 import multiprocessing
@@ -39,11 +39,11 @@ def main(workers=2, batches=10):
     job = memferry.Job.join(name, 0, size)
     batch = np.empty(SHAPE, np.uint8)
     started, received = time.perf_counter(), 0
-    for _ in range(workers * batches):
-        status = job.endpoint.recv(batch)
-        rank = job.rank_of(status.source)
-        assert (batch == (rank + status.tag) % 256).all()
-        received += status.nbytes
+    for number in range(batches):
+        for rank in range(1, size):
+            status = job.endpoint.recv(batch, source=job.peer(rank), tag=number)
+            assert (batch == (rank + number) % 256).all()
+            received += status.nbytes
     seconds = time.perf_counter() - started
     for process in processes:
         process.join()
