@@ -110,11 +110,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_more_is_lost_the_more_is_sent() {
+    fn what_is_lost_is_sent_again() {
         let rows = measure().unwrap();
         let sent: Vec<_> = rows.iter().filter(|row| row.unit == "frames").collect();
         // Memory is pinned in chunks, and frames end at the ends of chunks.
         assert!((128.0..140.0).contains(&sent[0].value), "{sent:?}");
-        assert!(sent.windows(2).all(|pair| pair[0].value < pair[1].value), "{sent:?}");
+        // How much more depends on the load of the machine too: a late answer counts as a lost frame.
+        assert!(sent[1..].iter().all(|lossy| sent[0].value < lossy.value), "{sent:?}");
     }
 }
