@@ -108,37 +108,17 @@ static const char *match(int posted, enum order order, long depth, long iteratio
     return all_agree(right) ? NULL : "a message was matched by another receive";
 }
 
-const char *match_posted(long depth, long iterations, struct timing *timing)
-{
-    return match(1, IN_ORDER, depth, iterations, timing);
-}
+/* A task for each case. */
+#define TASK(name, posted, order)                                                                  \
+    const char *name(long depth, long iterations, struct timing *timing)                           \
+    {                                                                                              \
+        return match(posted, order, depth, iterations, timing);                                    \
+    }
 
-const char *match_posted_reverse(long depth, long iterations, struct timing *timing)
-{
-    return match(1, REVERSE, depth, iterations, timing);
-}
-
-const char *match_posted_mixed(long depth, long iterations, struct timing *timing)
-{
-    return match(1, MIXED, depth, iterations, timing);
-}
-
-const char *match_unexpected(long depth, long iterations, struct timing *timing)
-{
-    return match(0, IN_ORDER, depth, iterations, timing);
-}
-
-const char *match_unexpected_reverse(long depth, long iterations, struct timing *timing)
-{
-    return match(0, REVERSE, depth, iterations, timing);
-}
-
-const char *match_unexpected_mixed(long depth, long iterations, struct timing *timing)
-{
-    return match(0, MIXED, depth, iterations, timing);
-}
-
-const char *match_unexpected_any(long depth, long iterations, struct timing *timing)
-{
-    return match(0, ANY, depth, iterations, timing);
-}
+TASK(match_posted, 1, IN_ORDER)
+TASK(match_posted_reverse, 1, REVERSE)
+TASK(match_posted_mixed, 1, MIXED)
+TASK(match_unexpected, 0, IN_ORDER)
+TASK(match_unexpected_reverse, 0, REVERSE)
+TASK(match_unexpected_mixed, 0, MIXED)
+TASK(match_unexpected_any, 0, ANY)
