@@ -38,10 +38,10 @@ macro_rules! calls {
 
 calls! {
     Accept, Bind, Capget, Clone, Connect, Dup, EpollAdd, EpollCreate, EpollWait, Eventfd, EventfdRead,
-    Fchmod, Fstat, Fstatfs, Ftruncate, FutexWait, FutexWaitv, Getpeername, Getrandom, GetSeals,
+    Fchmod, Fstat, Fstatfs, Ftruncate, FutexWait, FutexWaitv, GetLock, Getpeername, Getrandom, GetSeals,
     Getsockopt, IoUringRegister, IoUringSetup, Listen, Madvise, Membarrier, MemfdCreate, Mincore, Mlock, Mmap,
     Mprotect, Open, PidfdOpen, Poll, ProcessVmReadv, ProcessVmWritev, Readlink, Recvmsg,
-    SchedGetaffinity, SchedSetaffinity, AddSeals, Sendmsg, Socket, Socketpair, Stat, Unlink, Userfaultfd,
+    SchedGetaffinity, SchedSetaffinity, AddSeals, Sendmsg, SetLock, Socket, Socketpair, Stat, Unlink, Userfaultfd,
     UserfaultfdApi, UserfaultfdRead, UserfaultfdRegister, UserfaultfdUnregister, UserfaultfdWriteProtect,
 }
 

@@ -18,6 +18,7 @@ pub mod epoll;
 pub mod event;
 pub mod fault;
 pub mod fence;
+pub mod file_lock;
 pub mod file_size;
 pub mod fork;
 pub mod futex;

@@ -117,10 +117,19 @@ impl SealedMemory {
 
     /// Opens a second descriptor of the same memory, for reading only.
     pub fn read_only(&self) -> io::Result<OwnedFd> {
+        self.open_again(rustix::fs::OFlags::RDONLY)
+    }
+
+    /// Opens the memory again, as another open file with its own locks.
+    pub fn reopen(&self) -> io::Result<OwnedFd> {
+        self.open_again(rustix::fs::OFlags::RDWR)
+    }
+
+    fn open_again(&self, access: rustix::fs::OFlags) -> io::Result<OwnedFd> {
         use rustix::fs::{Mode, OFlags};
         use std::os::fd::AsRawFd;
         let path = format!("/proc/self/fd/{}", self.descriptor.as_raw_fd());
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let flags = access | OFlags::CLOEXEC;
         Ok(call(Call::Open, || rustix::fs::open(path, flags, Mode::empty()))?)
     }
 

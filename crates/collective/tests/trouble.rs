@@ -1,0 +1,190 @@
+//! Ranks that die, leave, disagree or lie: every other rank gets an error, and none hangs.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use memferry_collective::{Error, Invitation, NoProgress, ReduceOp, Stop, Team, Tuning};
+use memferry_testing::HangGuard;
+use memferry_testing::message::process::role;
+use support::{TIMEOUT, crash, join, processes, small_tuning, threads};
+
+/// Calls an operation of each kind in turn.
+fn call(team: &mut Team, round: usize, count: usize) -> Result<(), Error> {
+    let (size, progress) = (team.size(), &mut NoProgress);
+    let send = vec![round as u64; count];
+    let mut recv = vec![0u64; count];
+    match round % 6 {
+        0 => team.barrier(progress),
+        1 => team.allreduce(&send, &mut recv, ReduceOp::Sum, progress),
+        2 => team.broadcast(&mut recv, round % size, progress),
+        3 => team.reduce(&send, &mut recv, ReduceOp::Max, round % size, progress),
+        4 => team.allgather(&send, &mut vec![0; size * count], progress),
+        _ => team.alltoall(&vec![1u64; size * count], &mut vec![0; size * count], progress),
+    }
+}
+
+/// The length of the data of a round: all paths in turn.
+fn length(round: usize) -> usize {
+    [1, 40, 300, 5000][round / 6 % 4]
+}
+
+const VICTIM: usize = 2;
+
+/// Other processes start here.
+#[test]
+fn other_processes_begin_here() {
+    let Some(role) = role() else { return };
+    let mut team = join();
+    let (what, when) = role.split_once(' ').unwrap_or((&role, "0"));
+    let when: usize = when.parse().unwrap();
+    for round in 0.. {
+        if team.rank() == VICTIM && round == when {
+            match what {
+                "dies" => crash(),
+                "leaves" => return,
+                "stops" => {
+                    let error = team.barrier(&mut || -> Result<Duration, Stop> { Err(Stop) });
+                    assert!(matches!(error, Err(Error::Stopped(VICTIM))), "{error:?}");
+                    return;
+                }
+                _ => {}
+            }
+        }
+        if let Err(error) = call(&mut team, round, length(round)) {
+            let is_right = match what {
+                "dies" => matches!(error, Error::RankDied(VICTIM)),
+                "leaves" => matches!(error, Error::RankLeft(VICTIM)),
+                "stops" => matches!(error, Error::Stopped(VICTIM) | Error::Mismatch(_)),
+                "continues" => matches!(error, Error::RankLeft(0)),
+                _ => false,
+            };
+            assert!(is_right, "rank {}: {error}", team.rank());
+            assert!(team.barrier(&mut NoProgress).is_err(), "a broken team stays broken");
+            return;
+        }
+    }
+}
+
+/// Runs rounds until one fails.
+fn first_error(team: &mut Team) -> Error {
+    (0..).find_map(|round| call(team, round, length(round)).err()).expect("a round fails")
+}
+
+#[test]
+fn a_rank_that_is_killed_is_named_by_all_others() {
+    let _guard = HangGuard::new("a team");
+    for direct in [true, false] {
+        for when in [0, 1, 2, 3, 4, 5, 14, 19, 20, 21, 22, 23] {
+            let (children, mut team) = processes(&format!("dies {when}"), 4, small_tuning(direct));
+            let error = first_error(&mut team);
+            assert!(matches!(error, Error::RankDied(VICTIM)), "round {when}: {error}");
+            let ended = children.into_iter().enumerate().filter(|(index, _)| index + 1 != VICTIM);
+            ended.for_each(|(_, child)| child.finish());
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_is_named_by_all_others() {
+    let _guard = HangGuard::new("a team");
+    for when in [0, 3, 20] {
+        let (children, mut team) = processes(&format!("leaves {when}"), 4, small_tuning(true));
+        let error = first_error(&mut team);
+        assert!(matches!(error, Error::RankLeft(VICTIM)), "{error}");
+        children.into_iter().for_each(|child| child.finish());
+    }
+}
+
+#[test]
+fn a_rank_that_stops_ends_the_operation_of_all() {
+    let _guard = HangGuard::new("a team");
+    let (children, mut team) = processes("stops 4", 4, Tuning::default());
+    let error = first_error(&mut team);
+    assert!(matches!(error, Error::Stopped(VICTIM) | Error::Mismatch(_)), "{error}");
+    children.into_iter().for_each(|child| child.finish());
+}
+
+#[test]
+fn the_end_of_the_process_with_rank_zero_is_noticed() {
+    let _guard = HangGuard::new("a team");
+    let (children, mut team) = processes("continues 1000000", 4, Tuning::default());
+    (0..30).for_each(|round| call(&mut team, round, length(round)).unwrap());
+    drop(team);
+    children.into_iter().for_each(|child| child.finish());
+}
+
+#[test]
+fn ranks_that_call_different_operations_get_an_error() {
+    let _guard = HangGuard::new("a team");
+    for size in [2, 3, 17] {
+        let errors = threads(size, Tuning::default(), |team| match team.rank() {
+            1 => team.allreduce_in_place(&mut [1u8], ReduceOp::Sum, &mut NoProgress).unwrap_err(),
+            _ => team.barrier(&mut NoProgress).unwrap_err(),
+        });
+        assert!(errors.iter().all(|error| matches!(error, Error::Mismatch(_))), "{errors:?}");
+    }
+    let errors = threads(2, Tuning::default(), |team| {
+        let mut buffer = vec![0u8; 1000 + team.rank()];
+        let broadcast = team.broadcast(&mut buffer, 0, &mut NoProgress);
+        broadcast.and_then(|()| team.barrier(&mut NoProgress)).unwrap_err()
+    });
+    assert!(errors.iter().all(|error| matches!(error, Error::Mismatch(_))), "{errors:?}");
+}
+
+#[test]
+fn a_team_whose_ranks_do_not_come_is_not_waited_for_forever() {
+    let invitation = Invitation::new(3).unwrap();
+    let bytes = *invitation.bytes();
+    let short = Duration::from_millis(200);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let error = Team::join(&bytes, 2, &mut NoProgress, TIMEOUT).unwrap_err();
+            assert!(matches!(error, Error::RankMissing(1) | Error::RankLeft(0)), "{error}");
+        });
+        let error = invitation.accept(&mut NoProgress, short).unwrap_err();
+        assert!(matches!(error, Error::RankMissing(1)), "{error}");
+    });
+    let error = Team::join(&bytes, 1, &mut NoProgress, short).unwrap_err();
+    assert!(matches!(error, Error::RankDied(0)), "{error}");
+}
+
+#[test]
+fn an_invitation_is_for_its_ranks_alone() {
+    let invitation = Invitation::new(2).unwrap();
+    let mut bytes = *invitation.bytes();
+    for (place, rank) in [(&bytes[..], 0), (&bytes[..], 2), (&bytes[1..], 1), (&[], 1)] {
+        let error = Team::join(place, rank, &mut NoProgress, TIMEOUT).unwrap_err();
+        assert!(matches!(error, Error::Argument(_)), "{error}");
+    }
+    // With the name of the socket and another token.
+    bytes[3 * 8] ^= 1;
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let error = Team::join(&bytes, 1, &mut NoProgress, TIMEOUT).unwrap_err();
+            assert!(matches!(error, Error::RankDied(0)), "{error}");
+        });
+        let error = invitation.accept(&mut NoProgress, Duration::from_millis(200)).unwrap_err();
+        assert!(matches!(error, Error::RankMissing(1)), "{error}");
+    });
+}
+
+#[test]
+fn a_waiting_rank_makes_progress() {
+    let _guard = HangGuard::new("a team");
+    threads(2, Tuning::default(), |team| {
+        if team.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        let mut polls = 0;
+        let mut progress = || {
+            polls += 1;
+            Ok::<_, Stop>(Duration::from_millis(1))
+        };
+        let started = Instant::now();
+        team.barrier(&mut progress).unwrap();
+        if team.rank() == 0 && started.elapsed() > Duration::from_millis(20) {
+            assert!(polls > 5, "{polls} polls");
+        }
+    });
+}
