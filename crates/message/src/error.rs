@@ -337,7 +337,14 @@ impl Eq for SystemError {}
 
 impl std::fmt::Display for SystemError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(f)
+        self.0.fmt(f)?;
+        match self.0.raw_os_error() {
+            Some(libc::EMFILE) => f.write_str(
+                ": this process has reached its limit of open files, the hard limit too if it has many \
+                 connections: raise it (`ulimit -n`, LimitNOFILE=)",
+            ),
+            _ => Ok(()),
+        }
     }
 }
 

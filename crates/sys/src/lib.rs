@@ -22,6 +22,7 @@ pub mod file_lock;
 pub mod file_size;
 pub mod fork;
 pub mod futex;
+pub mod open_files;
 pub mod pages;
 pub mod peer_process;
 pub mod registered_buffers;

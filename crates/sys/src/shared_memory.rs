@@ -76,21 +76,15 @@ impl SealedMemory {
         Ok(())
     }
 
-    /// Maps memory of another process, which may grow there, for reading. The mapping reserves
-    /// `max_length` bytes of addresses; the second result is how many of them are backed now.
-    pub fn map_growable_untrusted_fd(
-        descriptor: OwnedFd,
-        max_length: usize,
-    ) -> io::Result<(Mapping, usize)> {
+    /// Maps the first page of memory of another process, which may grow there, for reading.
+    /// [`Mapping::extend`] maps more of it.
+    pub fn map_first_page_of_untrusted_fd(descriptor: OwnedFd) -> io::Result<Mapping> {
         check_untrusted(&descriptor, SealFlags::SHRINK)?;
-        let max_length = whole_pages(max_length)?;
-        let length = stat(&descriptor)?.st_size;
-        let length = usize::try_from(length).unwrap_or(0).min(max_length);
-        if length < super::pages::page_bytes() {
+        let length = super::pages::page_bytes();
+        if stat(&descriptor)?.st_size < length as i64 {
             return Err(invalid_memfd("memfd shorter than one page"));
         }
-        let mapping = Self { descriptor, length }.map_reserved(Protection::ReadOnly, max_length)?;
-        Ok((mapping, length))
+        Self { descriptor, length }.map_reserved(Protection::ReadOnly, length)
     }
 
     const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
@@ -247,6 +241,19 @@ impl Mapping {
         self.length == 0
     }
 
+    /// Maps the same memory again, from its first byte, with `length` bytes of addresses. They may be
+    /// more than the memory has ([`Mapping::exists`]). Needs no descriptor.
+    pub fn extend(&self, length: usize) -> io::Result<Mapping> {
+        use rustix::mm::{MremapFlags, mremap};
+        let (length, flags) = (whole_pages(length)?, MremapFlags::MAYMOVE);
+        // SAFETY: with an old size of 0 the kernel leaves this mapping as it is, and maps the same
+        // shared memory at an address of its choice, which overlaps nothing.
+        let remap = || unsafe { mremap(self.start.as_ptr().cast(), 0, length, flags) };
+        let start = call(Call::Mmap, remap)?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapping { start, length })
+    }
+
     /// Whether the mapping contains the range of this process's memory.
     pub fn contains(&self, address: usize, length: usize) -> bool {
         let offset = address.checked_sub(self.start.as_ptr() as usize);
@@ -335,9 +342,8 @@ mod tests {
             SealedMemory::new_growable_read_only_export("test", 8192, 1 << 20).unwrap();
         let theirs = SealedMemory { descriptor: duplicate(&memory), length: 8192 };
         assert!(theirs.map(Protection::ReadWrite).is_err());
-        let (view, length) =
-            SealedMemory::map_growable_untrusted_fd(duplicate(&memory), 1 << 20).unwrap();
-        assert_eq!(length, 8192);
+        let view = SealedMemory::map_first_page_of_untrusted_fd(duplicate(&memory)).unwrap();
+        assert_eq!(view.len(), super::super::pages::page_bytes());
         // SAFETY: both mappings have at least one page, and only this thread accesses them.
         unsafe {
             own.as_ptr().write_volatile(7);
@@ -350,8 +356,9 @@ mod tests {
         let max_length = 1 << 20;
         let (memory, own) =
             SealedMemory::new_growable_read_only_export("test", 4096, max_length).unwrap();
-        let (view, _) =
-            SealedMemory::map_growable_untrusted_fd(duplicate(&memory), max_length).unwrap();
+        let first = SealedMemory::map_first_page_of_untrusted_fd(duplicate(&memory)).unwrap();
+        let view = first.extend(max_length).unwrap();
+        drop(first);
         for mapping in [&own, &view] {
             assert!(mapping.exists(0) && mapping.exists(4095));
             assert!(
@@ -372,11 +379,6 @@ mod tests {
             assert_eq!(view.as_ptr().add(16383).read_volatile(), 7);
         }
         assert!(view.exists(16383) && !view.exists(16384));
-        let sealed = SealedMemory::new("test", 8192).unwrap();
-        assert_eq!(
-            SealedMemory::map_growable_untrusted_fd(duplicate(&sealed), max_length).unwrap().1,
-            8192
-        );
     }
 
     #[test]
@@ -389,10 +391,21 @@ mod tests {
             memory
         };
         for (length, seals) in [(8192, SealFlags::GROW), (0, SealFlags::SHRINK)] {
-            assert!(
-                SealedMemory::map_growable_untrusted_fd(memfd(length, seals), 1 << 20).is_err()
-            );
+            let memory = memfd(length, seals);
+            assert!(SealedMemory::map_first_page_of_untrusted_fd(memory).is_err());
         }
+    }
+
+    #[test]
+    fn a_view_that_is_extended_cannot_be_written() {
+        let (memory, _own) =
+            SealedMemory::new_growable_read_only_export("test", 4096, 1 << 20).unwrap();
+        let first = SealedMemory::map_first_page_of_untrusted_fd(duplicate(&memory)).unwrap();
+        let view = first.extend(1 << 20).unwrap();
+        let protection = rustix::mm::MprotectFlags::READ | rustix::mm::MprotectFlags::WRITE;
+        // SAFETY: nothing accesses the page, whether or not its protection changes.
+        let changed = unsafe { rustix::mm::mprotect(view.as_ptr().cast(), 4096, protection) };
+        assert!(changed.is_err());
     }
 
     #[test]

@@ -19,7 +19,7 @@ use super::handshake::{
 use super::{AllowedUsers, ConnectionParts, EndpointId, is_listening_on};
 use crate::error::{ConnectError, SystemError};
 use crate::ring::layout::{ConnectionEnd, ConnectionMemory};
-use crate::window::window_table::WindowTableView;
+use crate::window::window_table::PeerWindowTable;
 
 /// The maximum number of sockets whose request has not arrived or whose access probe is not
 /// complete, and the timeout for each of the two.
@@ -51,7 +51,7 @@ pub(crate) struct IncomingConnection {
     socket: SeqPacketSocket,
     request: ConnectRequest,
     memory: ConnectionMemory,
-    window_table: WindowTableView,
+    window_table: PeerWindowTable,
     credentials: peer_process::Credentials,
     /// This side's access to the peer's memory.
     access: PeerAccess,
@@ -295,7 +295,7 @@ fn read_request(
     socket: &SeqPacketSocket,
     allowed: &AllowedUsers,
 ) -> Result<
-    (ConnectRequest, ConnectionMemory, WindowTableView, peer_process::Credentials),
+    (ConnectRequest, ConnectionMemory, PeerWindowTable, peer_process::Credentials),
     Option<RejectReason>,
 > {
     let credentials = peer_process::credentials(socket.as_fd()).map_err(|_| None)?;
@@ -311,7 +311,7 @@ fn read_request(
     let descriptor = descriptors.pop().ok_or(Some(RejectReason::Memory))?;
     let memory =
         ConnectionMemory::from_untrusted_fd(descriptor, ConnectionEnd::Acceptor).map_err(reason)?;
-    let window_table = WindowTableView::from_descriptors(table_fds).map_err(reason)?;
+    let window_table = PeerWindowTable::from_descriptors(table_fds).map_err(reason)?;
     Ok((request, memory, window_table, credentials))
 }
 

@@ -23,7 +23,7 @@ use memferry_sys::seqpacket::{SeqPacketSocket, SocketName};
 
 use crate::error::{ConnectError, ValidationError};
 use crate::ring::layout::{ConnectionEnd, ConnectionMemory};
-use crate::window::window_table::WindowTableView;
+use crate::window::window_table::PeerWindowTable;
 use access_probe::{AccessProbe, PeerAccess, ProbeStuck, ProbeWords};
 use handshake::{ConnectReply, ConnectRequest, EndpointUuid, RejectReason};
 
@@ -106,7 +106,7 @@ pub(crate) struct ConnectionParts {
     /// This side's access to the peer's memory, from the probe.
     pub(crate) access: PeerAccess,
     /// The peer's window table.
-    pub(crate) window_table: WindowTableView,
+    pub(crate) window_table: PeerWindowTable,
 }
 
 /// The users that may connect: this one, and those that were allowed.
@@ -155,7 +155,7 @@ pub(crate) struct PendingConnect {
     started: Instant,
     timeout: Duration,
     /// The reply has arrived, and the access probe is not complete.
-    access_probe: Option<Box<(ConnectReply, WindowTableView, AccessProbe)>>,
+    access_probe: Option<Box<(ConnectReply, PeerWindowTable, AccessProbe)>>,
 }
 
 /// The status of a pending connection.
@@ -262,7 +262,7 @@ impl PendingConnect {
             }
             Some(reason) => return Err(ConnectError::Rejected(name, reason.text())),
         }
-        let window_table = WindowTableView::from_descriptors(descriptors).map_err(|error| {
+        let window_table = PeerWindowTable::from_descriptors(descriptors).map_err(|error| {
             match RejectReason::for_memory(&error) {
                 reason if reason.is_resource_shortage() => {
                     ConnectError::system("mapping its window table")(error)

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use memferry_sys::open_files::DescriptorHolder;
 use memferry_sys::peer_process::{self, Credentials};
 use memferry_sys::seqpacket::SeqPacketSocket;
 
@@ -24,9 +25,9 @@ use crate::region::imported::ImportedRegions;
 use crate::ring::backpressure::{CLOSED, NO_EAGER, NO_RTS};
 use crate::ring::bounce::{BounceRing, BounceSpan};
 use crate::ring::cells::{CellWords, Consumer, Producer, ProtocolError};
-use crate::ring::layout::{BOUNCE_BYTES, CELLS, CLAIM_SLOTS, ConnectionEnd, ConnectionMemory};
+use crate::ring::layout::{BOUNCE_BYTES, CLAIM_SLOTS, ConnectionEnd, ConnectionMemory};
 use crate::window::peer_memory::PeerMemory;
-use crate::window::window_table::WindowTableView;
+use crate::window::window_table::PeerWindowTable;
 pub(crate) use doorbell::ring_doorbell;
 pub(crate) use peer_buffer::{CopyError, PeerBuffer, RemoteSegments};
 
@@ -100,7 +101,8 @@ pub(crate) struct Connection {
     wake_packets_in_flight: i32,
     /// The peer's window table (`None` on a connection to itself), and the access to its windows,
     /// once one is attached.
-    peer_windows: Option<Arc<WindowTableView>>,
+    peer_windows: Option<PeerWindowTable>,
+    _descriptors: DescriptorHolder,
     pub(crate) peer_memory: Option<Arc<PeerMemory>>,
 }
 
@@ -120,7 +122,7 @@ impl Connection {
         let mut connection = Self::with_memory(parts.memory, access, peer);
         connection.socket = Some(parts.socket);
         connection.process = parts.process;
-        connection.peer_windows = Some(Arc::new(parts.window_table));
+        connection.peer_windows = Some(parts.window_table);
         connection
             .send_control(ControlMessage::AccessCaps { read: access.read, write: access.write });
         connection
@@ -167,6 +169,7 @@ impl Connection {
             peer,
             imported: Arc::default(),
             peer_windows: None,
+            _descriptors: DescriptorHolder::new(),
             peer_memory: None,
             exported: ExportedRegions::default(),
             early_descriptors: Vec::new(),
@@ -384,7 +387,9 @@ impl Connection {
     pub(crate) fn advance(&mut self) {
         self.consumer.advance();
         let uncredited_cells = self.consumer.position() - self.credited_cells;
-        if uncredited_cells >= CELLS as u64 / 4 || self.uncredited_bytes >= BOUNCE_BYTES / 4 {
+        if uncredited_cells >= self.consumer.count() / 4
+            || self.uncredited_bytes >= BOUNCE_BYTES / 4
+        {
             self.consumer.publish();
             (self.credited_cells, self.uncredited_bytes) = (self.consumer.position(), 0);
             self.doorbell_pending = true;

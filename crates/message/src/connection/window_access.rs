@@ -22,14 +22,14 @@ impl Connection {
     /// call that fails, for example for lack of a descriptor, can be repeated.
     pub(crate) fn peer_memory_parts(&self, own_table: &WindowTable) -> io::Result<PeerMemoryParts> {
         let table = match &self.peer_windows {
-            Some(table) => table.clone(),
+            Some(table) => table.view(),
             // Only a connection to itself uses this side's table: its addresses have no meaning on
             // another peer.
-            None if self.is_self() => Arc::new(own_table.view()?),
+            None if self.is_self() => own_table.view()?,
             None => return Err(io::Error::other("the peer has no window table")),
         };
         Ok(PeerMemoryParts {
-            windows: table,
+            windows: Arc::new(table),
             pid: self.peer.id.credentials.pid,
             is_self: self.is_self(),
             access: self.access,

@@ -7,8 +7,8 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use memferry_sys::shared_memory::{Mapping, SealedMemory};
 use memferry_sys::sync::lock;
@@ -91,12 +91,12 @@ pub(crate) enum OpenWindowError {
 /// The first records of a table.
 ///
 /// # Safety
-/// `existing` records must exist in the memory behind the mapping.
+/// `existing` records must exist in the memory behind the mapping, and be mapped.
 unsafe fn records(mapping: &Mapping, existing: usize) -> &[WindowRecord] {
-    debug_assert!(existing <= MAX_RECORDS && mapping.len() == MAX_TABLE_BYTES);
-    // SAFETY: every mapping of a table has the bytes of all records, of which these exist by the
-    // caller's guarantee, and for ever, because the memory cannot shrink. It begins on a page, and
-    // a record consists of atomics, for which any bytes are valid.
+    debug_assert!(existing * size_of::<WindowRecord>() <= mapping.len());
+    // SAFETY: these records exist by the caller's guarantee, and for ever, because the memory cannot
+    // shrink. The mapping begins on a page, and a record consists of atomics, for which any bytes are
+    // valid.
     unsafe { std::slice::from_raw_parts(mapping.as_ptr().cast(), existing) }
 }
 
@@ -120,7 +120,8 @@ impl WindowTable {
 
     /// Creates a peer's view of the same table.
     pub(crate) fn view(&self) -> io::Result<WindowTableView> {
-        WindowTableView::from_descriptors(vec![self.memory.as_fd().try_clone_to_owned()?])
+        let own = vec![self.memory.as_fd().try_clone_to_owned()?];
+        Ok(PeerWindowTable::from_descriptors(own)?.view())
     }
 
     /// The record of an allocated number.
@@ -201,23 +202,38 @@ impl AsFd for WindowTable {
     }
 }
 
+/// The window table of a peer that no window is attached of: only its first page is mapped.
+#[derive(Debug)]
+pub(crate) struct PeerWindowTable {
+    first_page: Arc<Mapping>,
+}
+
+impl PeerWindowTable {
+    /// Maps the first page of the table that came with a handshake, if it is valid.
+    pub(crate) fn from_descriptors(mut descriptors: Vec<OwnedFd>) -> io::Result<Self> {
+        let descriptor = descriptors.pop().ok_or(io::ErrorKind::InvalidData)?;
+        let first_page = SealedMemory::map_first_page_of_untrusted_fd(descriptor)?;
+        Ok(Self { first_page: Arc::new(first_page) })
+    }
+
+    /// Maps the whole table. A process that can map nothing more has the windows of the first page.
+    pub(crate) fn view(&self) -> WindowTableView {
+        let existing = self.first_page.len() / size_of::<WindowRecord>();
+        let whole = self.first_page.extend(MAX_TABLE_BYTES).map(Arc::new);
+        let mapping = whole.unwrap_or_else(|_| self.first_page.clone());
+        WindowTableView { mapping, capacity: AtomicUsize::new(existing) }
+    }
+}
+
 /// A view of the window table of a peer.
 #[derive(Debug)]
 pub(crate) struct WindowTableView {
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
     /// The number of records that exist, as far as this side knows.
     capacity: AtomicUsize,
 }
 
 impl WindowTableView {
-    /// Maps the table that came with a handshake, if it is valid.
-    pub(crate) fn from_descriptors(mut descriptors: Vec<OwnedFd>) -> io::Result<Self> {
-        let descriptor = descriptors.pop().ok_or(io::ErrorKind::InvalidData)?;
-        let (mapping, bytes) =
-            SealedMemory::map_growable_untrusted_fd(descriptor, MAX_TABLE_BYTES)?;
-        Ok(Self { mapping, capacity: AtomicUsize::new(bytes / size_of::<WindowRecord>()) })
-    }
-
     /// The record of a number, if it exists.
     #[inline]
     fn record(&self, number: u32) -> Option<&WindowRecord> {
