@@ -24,28 +24,23 @@ const FAST_RECEIVE_POLLS: u32 = 400;
 const MAX_FAST_BYTES: u64 = 64 << 10;
 
 impl Protocol {
-    /// Takes the next message out of the ring if it matches and is small; polls for it up to
-    /// [`FAST_RECEIVE_POLLS`] times. Returns `None` if the caller must post a receive. The caller has checked
-    /// that no receive is posted and no message is buffered.
-    ///
-    /// # Safety
-    /// `pieces` must be valid for writes of `capacity` bytes.
+    /// The peer with a message in its ring; polls for it up to [`FAST_RECEIVE_POLLS`] times. Returns `None` if
+    /// the caller must post a receive.
     #[inline]
-    pub(super) unsafe fn fast_receive(
-        &mut self,
-        want: &MatchKey,
-        pieces: &[Segment],
-        capacity: u64,
-    ) -> Option<FastReceive> {
-        for _ in 0..if self.peers.is_oversubscribed { 1 } else { FAST_RECEIVE_POLLS } {
+    pub(super) fn find_ready_peer(&mut self, want: &MatchKey) -> Option<usize> {
+        for _ in 0..self.fast_polls(want) {
+            let (count, last) = (self.peers.polled.len(), self.planner.last_fast_peer);
             // Round robin: one peer may write faster than this side reads.
-            let first = (self.planner.last_fast_peer + 1).min(self.peers.len());
-            for peer in (first..self.peers.len()).chain(0..first) {
+            let first = match count {
+                0 | 1 => 0,
+                _ => self.peers.polled.partition_point(|peer| *peer <= last),
+            };
+            for at in (first..count).chain(0..first) {
+                let peer = self.peers.polled[at];
                 let Some(connection) = &self.peers[peer].connection else { continue };
                 if connection.wire.consumer.is_ready() {
                     self.planner.last_fast_peer = peer;
-                    // SAFETY: the caller guarantees it.
-                    return unsafe { self.take_next_cell(peer, want, pieces, capacity) };
+                    return Some(peer);
                 }
                 if !connection.active.is_empty() || !connection.send_queue.is_empty() {
                     return None;
@@ -53,6 +48,19 @@ impl Protocol {
             }
         }
         None
+    }
+
+    /// Number of polls for a message. The ring of a peer that is named is polled from now on; hints of the
+    /// others are left to the caller.
+    #[inline]
+    fn fast_polls(&mut self, want: &MatchKey) -> u32 {
+        if self.peers.polled.len() < self.peers.connected {
+            match want.source {
+                Some(source) => self.peers.activate(source),
+                None => return 1,
+            }
+        }
+        if self.peers.is_oversubscribed { 1 } else { FAST_RECEIVE_POLLS }
     }
 
     /// Takes the message in the next cell of a peer, if it matches and is complete.
@@ -179,7 +187,7 @@ impl Protocol {
 }
 
 /// Result of a fast receive.
-pub(super) enum FastReceive {
+enum FastReceive {
     Completed(Result<MessageStatus, Error>),
     Fetch(FastFetch),
 }
@@ -193,7 +201,7 @@ enum MultiCellReceive {
 }
 
 /// A message to be copied without the lock.
-pub(super) struct FastFetch {
+struct FastFetch {
     peer: usize,
     /// Memory of the connection. The slot may have another connection after the copy.
     memory: ConnectionMemory,
@@ -207,12 +215,34 @@ pub(super) struct FastFetch {
 }
 
 impl PortGuard<'_> {
+    /// Receives the next message of a peer without an operation. Returns `None` if the caller must post a
+    /// receive.
+    ///
+    /// # Safety
+    /// `pieces` must be valid for writes of `capacity` bytes.
+    #[inline(never)]
+    pub(super) unsafe fn fast_receive(
+        &mut self,
+        peer: usize,
+        want: &MatchKey,
+        pieces: &[Segment],
+        capacity: u64,
+    ) -> Option<Result<MessageStatus, Error>> {
+        // SAFETY: the caller guarantees it, for both calls.
+        unsafe {
+            match self.protocol.take_next_cell(peer, want, pieces, capacity)? {
+                FastReceive::Completed(outcome) => Some(outcome),
+                FastReceive::Fetch(fetch) => self.run_fast_fetch(&fetch, pieces).map(Ok),
+            }
+        }
+    }
+
     /// Copies a message without the lock, and takes it out of the ring. Returns `None` if the caller must
     /// post a receive; some bytes of the target may have been written then.
     ///
     /// # Safety
     /// `pieces` must be valid for writes of the whole message.
-    pub(super) unsafe fn run_fast_fetch(
+    unsafe fn run_fast_fetch(
         &mut self,
         fetch: &FastFetch,
         pieces: &[Segment],

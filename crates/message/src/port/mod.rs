@@ -18,6 +18,7 @@ mod operations;
 mod peer_search;
 mod peer_table;
 mod planner;
+mod poll_set;
 mod posted;
 mod progress;
 mod progress_thread;
@@ -26,6 +27,7 @@ mod quiesce;
 mod remote;
 mod rendezvous;
 mod sleep;
+mod small;
 mod step;
 mod submit;
 #[cfg(all(test, not(loom)))]
@@ -53,7 +55,6 @@ use crate::error::Error;
 use crate::path::StepContext;
 use crate::segments::Segment;
 pub(crate) use config::PortConfig;
-use fast_receive::FastReceive;
 pub(crate) use operations::OperationTable;
 use peer_table::PeerTable;
 use planner::Planner;
@@ -267,8 +268,15 @@ impl Port {
     pub(crate) unsafe fn send(&self, to: Peer, tag: u64, pieces: &[Segment]) -> Result<(), Error> {
         self.check_fork()?;
         let mut state = self.lock();
-        // SAFETY: the caller guarantees it.
-        let begun = unsafe { state.send(to, Envelope::tagged(tag), pieces, None) }?;
+        // SAFETY: the caller guarantees it, for both calls.
+        let begun = unsafe {
+            if let [segment] = pieces
+                && state.protocol.send_small(to, tag, *segment)
+            {
+                return Ok(());
+            }
+            state.send(to, Envelope::tagged(tag), pieces, None)
+        }?;
         self.finish(state, begun).map(drop)
     }
 
@@ -286,16 +294,19 @@ impl Port {
         self.check_fork()?;
         let mut state = self.lock();
         let wanted = MatchSpec::tagged(from, tag, mask);
-        // SAFETY: the caller guarantees it, for both calls.
+        let want = state.protocol.peers.match_key(&wanted)?;
+        let capacity = submit::check_segments(pieces)?;
+        // SAFETY: the caller guarantees it, for all calls.
         let begun = unsafe {
-            match state.try_fast_receive(&wanted, pieces)? {
-                Some(FastReceive::Completed(outcome)) => return outcome,
-                Some(FastReceive::Fetch(fetch)) => {
-                    if let Some(received) = state.run_fast_fetch(&fetch, pieces) {
-                        return Ok(received);
-                    }
+            if let Some(peer) = state.find_fast_peer(&want) {
+                if let [segment] = pieces
+                    && let Some(received) = state.protocol.take_small(peer, &want, *segment)
+                {
+                    return Ok(received);
                 }
-                None => {}
+                if let Some(outcome) = state.fast_receive(peer, &want, pieces, capacity) {
+                    return outcome;
+                }
             }
             state.progress_control();
             state.receive(&wanted, pieces, None)

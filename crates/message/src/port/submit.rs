@@ -1,6 +1,5 @@
 //! Posting operations: sends, receives and probes, and cancelling them.
 
-use super::fast_receive::FastReceive;
 use super::operations::OperationKind;
 use super::peer_table::Reassembly;
 use super::progress::ProgressScope;
@@ -100,31 +99,6 @@ impl PortState {
         })
     }
 
-    /// Receives a small message without an operation, if it arrives within a few microseconds.
-    ///
-    /// # Safety
-    /// The segments must be valid for writes, and no other code may access them.
-    #[inline]
-    pub(super) unsafe fn try_fast_receive(
-        &mut self,
-        wanted: &MatchSpec,
-        pieces: &[Segment],
-    ) -> Result<Option<FastReceive>, Error> {
-        let want = self.protocol.peers.match_key(wanted)?;
-        let capacity = check_segments(pieces)?;
-        if self.protocol.has_queued_matches() {
-            return Ok(None);
-        }
-        // Everything else is polled once in `MAX_FAST_IN_ROW` receives: a peer that sends without a pause
-        // must not prevent that.
-        if !self.protocol.planner.allows_fast_receive() {
-            self.check_peers(false);
-            return Ok(None);
-        }
-        // SAFETY: the caller guarantees it.
-        Ok(unsafe { self.protocol.fast_receive(&want, pieces, capacity) })
-    }
-
     /// Acts on the event of a receive. Whether the receive has completed is known only after this call.
     pub(super) fn after_match(&mut self, event: MatchEvent, want: &MatchKey) {
         match event {
@@ -199,6 +173,7 @@ impl Protocol {
             return Ok(SendOutcome::NoCapacity);
         }
         let number = self.operations.insert(OperationKind::Send(sending), ending);
+        self.peers.activate(peer);
         self.peers.connection(peer).send_queue.push_back(number);
         Ok(SendOutcome::Queued { number, is_first: first })
     }
