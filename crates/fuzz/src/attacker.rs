@@ -231,7 +231,7 @@ impl AttackerState {
 
     fn attack(&mut self, mut script: Script<'_>) {
         let Some(mut peer) = self.peer.take() else { return };
-        while let Some(words) = peer.consumer.peek() {
+        while let Some(words) = peer.peek() {
             self.seen.push(words);
             peer.consumer.advance();
         }

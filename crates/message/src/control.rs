@@ -81,6 +81,13 @@ pub(crate) enum ControlMessage {
     ShareRegion { region: u32, writable: bool, address: u64, length: u64 },
     /// A region is freed.
     UnshareRegion { region: u32 },
+    /// The hints of the sender of this message, with the number of its receiver in them. Their
+    /// descriptor is sent over the socket before this message.
+    ShareHints { slot: u32 },
+    /// Reply to [`ControlMessage::ShareHints`]: the sender of this message sets hints from now on.
+    HintsMapped,
+    /// The next cell is in the large ring.
+    GrowRing,
     /// The sender of this message closes the connection; no message follows.
     Close,
 }
@@ -98,6 +105,9 @@ mod kind {
     pub(super) const SHARE_REGION: u8 = 10;
     pub(super) const UNSHARE_REGION: u8 = 11;
     pub(super) const CLOSE: u8 = 12;
+    pub(super) const SHARE_HINTS: u8 = 13;
+    pub(super) const HINTS_MAPPED: u8 = 14;
+    pub(super) const GROW_RING: u8 = (crate::ring::layout::GROW_MARKER[0] >> 32) as u8;
 }
 
 /// Packs the first word of a cell: the ring's half, the kind, an 8-bit and a 16-bit field.
@@ -218,16 +228,8 @@ impl ControlMessage {
                     let claims = u64::from(generation) << 48
                         | u64::from(claim_slot) << 32
                         | u64::from(chunk_bytes);
-                    [
-                        first(CTS, 1, 0),
-                        sender.0,
-                        receiver.0,
-                        length,
-                        p,
-                        q,
-                        claims,
-                        nonresident.into(),
-                    ]
+                    let nonresident = nonresident.into();
+                    [first(CTS, 1, 0), sender.0, receiver.0, length, p, q, claims, nonresident]
                 }
             },
             Self::Fin { sender, error } => [first(FIN, 0, error), sender.0, 0, 0, 0, 0, 0, 0],
@@ -251,6 +253,9 @@ impl ControlMessage {
             Self::UnshareRegion { region } => {
                 [first(UNSHARE_REGION, 0, 0), region.into(), 0, 0, 0, 0, 0, 0]
             }
+            Self::ShareHints { slot } => [first(SHARE_HINTS, 0, 0), slot.into(), 0, 0, 0, 0, 0, 0],
+            Self::HintsMapped => [first(HINTS_MAPPED, 0, 0), 0, 0, 0, 0, 0, 0, 0],
+            Self::GrowRing => crate::ring::layout::GROW_MARKER,
             Self::Close => [first(CLOSE, 0, 0), 0, 0, 0, 0, 0, 0, 0],
         }
     }
@@ -324,6 +329,9 @@ impl ControlMessage {
                 Self::ShareRegion { region, writable: small != 0, address, length }
             }
             kind::UNSHARE_REGION => Self::UnshareRegion { region },
+            kind::SHARE_HINTS => Self::ShareHints { slot: words[1] as u32 },
+            kind::HINTS_MAPPED => Self::HintsMapped,
+            kind::GROW_RING => Self::GrowRing,
             kind::CLOSE => Self::Close,
             _ => return Err(ProtocolError("unknown kind of control message")),
         })
@@ -369,6 +377,7 @@ mod tests {
     }
 
     fn message() -> impl Strategy<Value = ControlMessage> {
+        use ControlMessage::{Close, GrowRing, HintsMapped};
         let span =
             (0..1024u32, 1..4096u32).prop_map(|(offset, length)| BounceSpan { offset, length });
         let number = || any::<u64>().prop_map(OperationId);
@@ -442,7 +451,8 @@ mod tests {
                     length
                 }
             ),
-            Just(ControlMessage::Close),
+            any::<u32>().prop_map(|slot| ControlMessage::ShareHints { slot }),
+            prop::sample::select(&[HintsMapped, GrowRing, Close][..]),
         ]
     }
 
@@ -454,7 +464,7 @@ mod tests {
 
         #[test]
         fn whatever_random_words_decode_to_lies_inside_the_bounds(
-            mut words in any::<CellWords>(), kind in 0..16u8,
+            mut words in any::<CellWords>(), kind in 0..17u8,
         ) {
             words[0] = words[0] & !(0xFF << 32) | u64::from(kind) << 32;
             let inside = |span: BounceSpan| {

@@ -71,7 +71,9 @@ impl Job {
 
     /// The rank of a peer.
     pub fn rank_of(&self, peer: Peer) -> Option<usize> {
-        self.peers.iter().position(|known| *known == peer)
+        // Peers are added in order of their ranks, so most have the number of their rank.
+        let rank = self.peers.get(peer.index).is_some_and(|known| *known == peer);
+        if rank { Some(peer.index) } else { self.peers.iter().position(|known| *known == peer) }
     }
 }
 

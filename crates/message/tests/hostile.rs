@@ -219,7 +219,7 @@ fn random_cells() {
     let own = memory.as_ptr() as u64;
     let mut seen: Vec<CellWords> = Vec::new();
     repeat_attack(move |peer, random| {
-        while let Some(words) = peer.consumer.peek() {
+        while let Some(words) = peer.peek() {
             seen.push(words);
             peer.consumer.advance();
         }

@@ -211,7 +211,7 @@ fn claims_that_are_never_finished_are_given_up_in_the_end() {
         let mut claimed = 0;
         until("all are accepted, and a chunk of each is claimed", || {
             sides.victim.progress();
-            while let Some(words) = raw.consumer.peek() {
+            while let Some(words) = raw.peek() {
                 raw.consumer.advance();
                 raw.consumer.publish();
                 if words[0] >> 32 & 0xFF == u64::from(kind::ACCEPT) {
@@ -258,7 +258,7 @@ fn an_event_loop_hears_of_a_chunk_although_other_calls_come_first() {
     raw.write(&[first(kind::REQUEST, 0, 0), 1, 1 << 20, 5, address, 0, 0, 0]);
     let (mut helping, mut others) = (None, Vec::new());
     until("a chunk is claimed, and all others are copied", || {
-        while let Some(words) = raw.consumer.peek() {
+        while let Some(words) = raw.peek() {
             raw.consumer.advance();
             if words[0] >> 32 & 0xFF == u64::from(kind::ACCEPT) {
                 let (record, generation) = ((words[6] >> 32) as u16, (words[6] >> 48) as u16);

@@ -3,7 +3,7 @@
 use memferry_sys::fault::{Call, call};
 
 /// The version of everything that two processes share: packets, cells, layout.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
 
 const MAGIC: u64 = 0x7972_7265_666D_656D;
 const MAX_NAME_BYTES: usize = 256;

@@ -1,17 +1,22 @@
 //! The doorbell: waking the peer, and being woken by it.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use memferry_sys::futex::futex_wake_shared;
 use memferry_sys::seqpacket::SeqPacketSocket;
 
 use super::Connection;
+use crate::control::ControlMessage;
 use crate::ring::cells::ProtocolError;
+use crate::ring::hint_memory::{HintMemory, PeerHints};
+use crate::ring::hints::HintWords;
 use crate::ring::layout::ConnectionMemory;
-use crate::ring::wakeup::{FD_ARMED, FUTEX_ARMED};
+use crate::ring::wakeup::{FD_ARMED, FUTEX_ARMED, HINT_ARMED};
 
 /// The packet that wakes a peer that waits for its socket. Packets of regions are longer.
 const WAKE_PACKET: [u8; 1] = [0];
+/// Stands for the hints of a process where a packet names the region of its descriptor.
+const HINTS_DESCRIPTOR: u32 = u32::MAX;
 /// Maximum number of packets taken in one call.
 const MAX_PACKETS: usize = 256;
 /// Maximum number of descriptors that wait for their control messages.
@@ -28,6 +33,13 @@ pub(crate) fn ring_doorbell(memory: &ConnectionMemory, socket: Option<&SeqPacket
 
 #[cold]
 fn wake(memory: &ConnectionMemory, socket: Option<&SeqPacketSocket>, flags: u32) {
+    // First: a peer that is woken by a packet finds its hint.
+    if flags & HINT_ARMED != 0
+        && let Some(hints) = memory.peer_hints().get()
+        && hints.set() & FUTEX_ARMED != 0
+    {
+        futex_wake_shared(hints.words().wakeup().word());
+    }
     if flags & FUTEX_ARMED != 0 {
         futex_wake_shared(memory.peer_wakeup().word());
     }
@@ -68,6 +80,28 @@ impl Connection {
         let before = self.memory.own_wakeup().arm(flags);
         self.count_wake_packet(before);
         self.packet_wakeup_armed = flags & FD_ARMED != 0;
+    }
+
+    /// Sends the hints of this process to the peer, which has the number `slot` in them. If they
+    /// cannot be sent, this side polls the ring.
+    pub(crate) fn share_hints(&mut self, hints: &HintMemory, slot: usize) {
+        let packet = HINTS_DESCRIPTOR.to_le_bytes();
+        let send = |socket: &SeqPacketSocket| socket.send(&packet, &[hints.as_fd()]).is_ok();
+        if self.socket.as_ref().is_some_and(send) {
+            self.send_control(ControlMessage::ShareHints { slot: slot as u32 });
+        }
+    }
+
+    /// Maps the hints of the peer. If that fails, the peer polls its ring.
+    pub(crate) fn map_peer_hints(&mut self, slot: u32) -> Result<(), ProtocolError> {
+        let Some(descriptor) = self.take_descriptor(HINTS_DESCRIPTOR)? else { return Ok(()) };
+        let slot = slot as usize % HintWords::SLOTS;
+        if let Ok(hints) = PeerHints::from_untrusted_fd(descriptor, slot)
+            && self.memory.peer_hints().set(hints).is_ok()
+        {
+            self.send_control(ControlMessage::HintsMapped);
+        }
+        Ok(())
     }
 
     /// Disarms this side's wakeups.

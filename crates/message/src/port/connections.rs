@@ -270,6 +270,8 @@ impl PortState {
         let slot = &mut self.protocol.peers[index];
         slot.disconnect_reason = None;
         slot.connection = Some(Box::new(ConnectedPeer::new(wire)));
+        self.protocol.peers.connected += 1;
+        self.protocol.peers.activate(index);
         self.wakeup.watch_connection(index, &mut self.protocol.peers);
         self.protocol.peers.update_oversubscription();
         if known.is_some() {

@@ -82,6 +82,13 @@ impl Protocol {
                 self.peers.wire(peer).remove_import(region);
                 return Ok(ControlEvent::RegionChanged(region));
             }
+            ControlMessage::ShareHints { slot } => self.peers.wire(peer).map_peer_hints(slot)?,
+            ControlMessage::HintsMapped => {
+                self.peers.on_hints_mapped(peer)?;
+                // A sleeper sleeps on the word of the connection, and not on that of the hints.
+                self.changed = true;
+            }
+            ControlMessage::GrowRing => self.peers.wire(peer).consumer.grow()?,
             ControlMessage::Close => return Ok(ControlEvent::PeerClosed),
         }
         Ok(ControlEvent::Handled)
@@ -252,7 +259,7 @@ impl Protocol {
         match receiving.stage {
             ReceiveStage::Arriving { requested: Some(requested), .. } => {
                 if !self.send_fin(peer, number, requested.sender)? {
-                    self.peers.connection(peer).active.push_back(number);
+                    self.peers.push_active(peer, number);
                 }
             }
             _ => self.complete_receive(number),

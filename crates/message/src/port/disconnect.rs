@@ -61,7 +61,7 @@ impl PortState {
                 wire.ring_doorbell();
             }
             wire.shutdown();
-            wakeup.unwatch_connection(wire, protocol.peers.connected_count());
+            wakeup.unwatch_connection(wire, protocol.peers.connected);
             let stale = wire.stale_socket(&reason).map(DeferredAction::RemoveSocketFile);
             protocol.operations.deferred.extend(stale);
         }
@@ -80,6 +80,11 @@ impl Protocol {
         let slot = &mut self.peers[peer];
         slot.disconnect_reason = Some(reason.clone());
         let mut connection = slot.connection.take();
+        if connection.is_some() {
+            self.peers.connected -= 1;
+            self.peers.remove_polled(peer);
+        }
+        let slot = &mut self.peers[peer];
         if let Some(ConnectedPeer { wire, .. }) = connection.as_deref_mut() {
             wire.memory.mark_closed();
             if !is_closing {

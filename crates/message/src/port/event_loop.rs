@@ -24,7 +24,7 @@ impl Port {
             .event_loop_set(&mut protocol.peers)
             .map_err(ConnectError::system("making a descriptor for event loops"))?;
         state.wakeup.armed |= FD_ARMED;
-        state.arm_wakeups();
+        state.arm_all_wakeups();
         Ok(set)
     }
 
@@ -44,9 +44,11 @@ impl PortState {
             self.wakeup.clear_backlog();
         }
         for _ in 0..MAX_REARM_ROUNDS {
-            for peer in 0..self.protocol.peers.len() {
-                let flags = self.wakeup.armed;
+            // The others are armed since they were last polled.
+            for at in 0..self.protocol.peers.polled.len() {
+                let Some(&peer) = self.protocol.peers.polled.get(at) else { continue };
                 let Some(connection) = &mut self.protocol.peers[peer].connection else { continue };
+                let flags = connection.wakeup_flags(self.wakeup.armed);
                 let wire = &mut connection.wire;
                 if wire.is_armed(flags) && !wire.has_stale_packets() {
                     continue;

@@ -11,6 +11,7 @@ use memferry_sys::epoll::Readiness;
 
 use super::config::PortConfig;
 use super::named_peers::NamedPeer;
+use super::poll_set::HintState;
 use super::protocol::Protocol;
 use super::remote::RemoteState;
 use super::{MessageStatus, Peer, SEGMENTS_PER_WEIGHT};
@@ -25,7 +26,7 @@ use crate::matching::{MatchKey, UnexpectedRef};
 use crate::path::ActiveCopy;
 use crate::ring::backpressure::{NO_EAGER, NO_RTS};
 use crate::ring::cells::ProtocolError;
-use crate::ring::layout::{BOUNCE_BYTES, CELLS};
+use crate::ring::layout::{BOUNCE_BYTES, MAX_UNREAD_CELLS};
 use crate::segments::MAX_SEGMENTS;
 
 /// Maximum weight of one message.
@@ -65,6 +66,10 @@ pub(super) struct ConnectedPeer {
     pub(super) slow_copy: Option<Arc<ActiveCopy>>,
     /// A message to the peer that a thread of its own copies into memory that may never become resident.
     pub(super) slow_sender_copy: Option<OperationId>,
+    /// The connection is in [`PeerTable::polled`], and has had no work for this many passes.
+    pub(super) is_polled: bool,
+    pub(super) quiet_polls: u32,
+    pub(super) hint_state: HintState,
 }
 
 impl ConnectedPeer {
@@ -81,6 +86,9 @@ impl ConnectedPeer {
             disconnect_pending: false,
             slow_copy: None,
             slow_sender_copy: None,
+            is_polled: false,
+            quiet_polls: 0,
+            hint_state: HintState::None,
         }
     }
 
@@ -164,6 +172,10 @@ pub(super) struct CoreBudget {
 #[derive(Debug)]
 pub(crate) struct PeerTable {
     pub(super) slots: Vec<PeerSlot>,
+    /// Slots of the connections whose rings are polled, in order.
+    pub(super) polled: Vec<usize>,
+    /// Number of connections.
+    pub(super) connected: usize,
     pub(super) port_id: u64,
     /// The port is closed: handles of peers are no longer valid.
     pub(super) closed: bool,
@@ -185,7 +197,9 @@ pub(crate) struct PeerTable {
     pub(super) remote: RemoteState,
     /// Number of cores that this process may run on.
     pub(super) allowed_cores: usize,
-    /// This process and its peers on this host are more processes than cores.
+    /// Number of processes on this host: this one and its peers.
+    pub(super) processes: usize,
+    /// They are more than cores.
     pub(super) is_oversubscribed: bool,
 }
 
@@ -214,6 +228,8 @@ impl PeerTable {
     ) -> Self {
         Self {
             slots: Vec::new(),
+            polled: Vec::new(),
+            connected: 0,
             port_id,
             closed: false,
             max_peers: config.max_peers,
@@ -229,6 +245,7 @@ impl PeerTable {
             last_liveness_check_ns: 0,
             remote: RemoteState::default(),
             allowed_cores: memferry_sys::affinity::allowed_cores().len(),
+            processes: 1,
             is_oversubscribed: false,
         }
     }
@@ -311,8 +328,8 @@ impl PeerTable {
         MessageStatus { source: self.peer(peer), tag, length }
     }
 
-    /// Number of processes on this host: this one and its peers.
-    pub(super) fn process_count(&self) -> usize {
+    /// Counts the processes on this host: this one and its peers.
+    fn count_processes(&self) -> usize {
         1 + self.slots.iter().filter(|slot| slot.is_on_this_host(&self.name)).count()
     }
 
@@ -342,7 +359,8 @@ impl PeerTable {
         // The remote transport bounds its messages by the credit that it has.
         let is_bounded = slot.remote_id.is_none();
         if is_bounded
-            && (count > self.max_unexpected_messages.saturating_add(2 * CELLS * MAX_WEIGHT)
+            && (count
+                > self.max_unexpected_messages.saturating_add(2 * MAX_UNREAD_CELLS * MAX_WEIGHT)
                 || bytes > self.max_unexpected_bytes.saturating_add(2 * BOUNCE_BYTES))
         {
             return Err(ProtocolError("messages beyond what there is room for"));
@@ -387,29 +405,26 @@ impl PeerTable {
     /// assumed to own it: its peers are then bound to other cores.
     pub(super) fn update_oversubscription(&mut self) {
         self.unconnected = self.slots.iter().filter(|slot| slot.is_unconnected()).count();
-        let processes = self.process_count();
+        let processes = self.count_processes();
+        self.processes = processes;
         let confined = self.allowed_cores > 1 && processes > self.allowed_cores;
         self.is_oversubscribed = confined || processes > super::config::online_cores();
     }
 
     /// Whether any operation has steps to do on this side.
     pub(super) fn has_active(&self) -> bool {
-        self.connections().any(|connection| !connection.active.is_empty())
-    }
-
-    pub(super) fn connected_count(&self) -> usize {
-        self.connections().count()
+        self.polled_connections().any(|connection| !connection.active.is_empty())
     }
 
     /// Whether operations can make progress: some are new, or the last pass left some incomplete.
     pub(super) fn has_runnable(&self) -> bool {
-        self.connections().any(|connection| connection.has_runnable)
+        self.polled_connections().any(|connection| connection.has_runnable)
     }
 
     /// Whether a thread that unlocks the port to copy one message leaves others that can make progress.
     pub(super) fn leaves_runnable(&self) -> bool {
         let (mut stepping, mut active) = (false, 0);
-        self.connections().for_each(|connection| {
+        self.polled_connections().for_each(|connection| {
             stepping |= connection.has_runnable;
             active += connection.active.len();
         });
@@ -418,11 +433,11 @@ impl PeerTable {
 
     /// Whether this is a link whose peer is disconnected.
     pub(super) fn is_peer_disconnected(&self) -> bool {
-        self.listener.is_none() && !self.slots.is_empty() && self.connections().next().is_none()
+        self.listener.is_none() && !self.slots.is_empty() && self.connected == 0
     }
 
     pub(super) fn core_budget(&self) -> CoreBudget {
-        let online = super::config::online_cores().saturating_sub(self.process_count());
+        let online = super::config::online_cores().saturating_sub(self.processes);
         // Worker threads of the copy engines run on the cores of this process.
         let spare = online.min(self.allowed_cores.saturating_sub(1));
         CoreBudget { spare, oversubscribed: self.is_oversubscribed }

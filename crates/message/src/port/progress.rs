@@ -5,25 +5,11 @@ use std::sync::Arc;
 use memferry_sys::clock;
 
 use super::PortState;
-use super::peer_table::PeerSlot;
 use super::protocol::{ControlEvent, Protocol};
 use crate::error::DisconnectReason;
 use crate::path::ActiveCopy;
 use crate::ring::cells::ProtocolError;
-use crate::ring::layout::CELLS;
-
-impl PeerSlot {
-    /// Whether polling the peer could make progress.
-    #[inline]
-    fn has_work(&self) -> bool {
-        self.connection.as_ref().is_some_and(|connection| {
-            connection.wire.consumer.is_ready()
-                || !connection.active.is_empty()
-                || !connection.send_queue.is_empty()
-                || connection.wire.has_pending_control()
-        })
-    }
-}
+use crate::ring::layout::MAX_UNREAD_CELLS;
 
 /// How much work a pass does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,13 +51,11 @@ impl PortState {
         if !self.protocol.operations.quiescing.is_empty() {
             moved |= self.protocol.finish_quiesced();
         }
-        // Round robin: one peer may have many copies.
-        let (count, first) = (self.protocol.peers.len(), self.protocol.copies.next_peer);
-        for peer in (first..count).chain(0..first.min(count)) {
-            if self.protocol.peers[peer].has_work() {
-                moved |= self.progress_peer(peer, work);
-            }
+        let has_hints = self.wakeup.has_hints();
+        if has_hints && self.wakeup.is_hint_set() {
+            moved |= self.take_hints();
         }
+        moved |= self.progress_polled(work, has_hints);
         if self.protocol.peers.connects_in_flight > 0 {
             moved |= self.poll_connects();
         }
@@ -79,6 +63,35 @@ impl PortState {
             moved |= self.poll_remote();
         }
         self.wakeup.progress_count += u64::from(moved);
+        moved
+    }
+
+    /// Makes progress with the peers whose rings are polled.
+    #[inline]
+    fn progress_polled(&mut self, work: ProgressScope, has_hints: bool) -> bool {
+        let (mut moved, mut has_quiet) = (false, false);
+        // Round robin: one peer may have many copies.
+        let (count, next) = (self.protocol.peers.polled.len(), self.protocol.copies.next_peer);
+        let first = match next {
+            0 => 0,
+            _ => self.protocol.peers.polled.partition_point(|peer| *peer < next),
+        };
+        for at in (first..count).chain(0..first) {
+            // A peer that is disconnected meanwhile leaves the list.
+            let Some(&peer) = self.protocol.peers.polled.get(at) else { continue };
+            let slot = &mut self.protocol.peers[peer];
+            if slot.has_work() {
+                moved |= self.progress_peer(peer, work);
+                if has_hints {
+                    self.protocol.peers.activate(peer);
+                }
+            } else if has_hints {
+                has_quiet |= slot.count_quiet_poll();
+            }
+        }
+        if has_quiet {
+            self.leave_rings_after_polls();
+        }
         moved
     }
 
@@ -142,10 +155,10 @@ impl PortState {
     /// any, and whether the peer closes.
     #[inline]
     pub(super) fn drain_ring(&mut self, peer: usize) -> Result<(bool, bool), ProtocolError> {
-        let mut cells = CELLS;
+        let mut cells = MAX_UNREAD_CELLS;
         loop {
             match self.protocol.drain_ring(peer, &mut cells)? {
-                ControlEvent::Handled => return Ok((cells < CELLS, false)),
+                ControlEvent::Handled => return Ok((cells < MAX_UNREAD_CELLS, false)),
                 ControlEvent::PeerClosed => return Ok((true, true)),
                 ControlEvent::RegionChanged(region) => {
                     let Protocol { peers, operations, .. } = &mut self.protocol;
@@ -168,6 +181,7 @@ impl PortState {
         (self.protocol.peers.last_liveness_check_ns, self.protocol.peers.last_accept_poll_ns) =
             (time, time);
         self.accept_pending();
+        self.sweep_if_due(time);
         let mut found = self.poll_remote();
         for peer in self.wakeup.possibly_ended(&self.protocol.peers) {
             let Some(connection) = &self.protocol.peers[peer].connection else { continue };

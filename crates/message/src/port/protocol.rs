@@ -90,7 +90,7 @@ impl Protocol {
     /// Whether an engine copies for this port.
     pub(crate) fn is_offloading(&mut self) -> bool {
         let Self { peers, operations, .. } = self;
-        peers.connections().flat_map(|connection| &connection.active).any(|number| {
+        peers.polled_connections().flat_map(|connection| &connection.active).any(|number| {
             operations.receiving(*number).is_some_and(|receiving| receiving.is_offloaded())
         })
     }

@@ -36,9 +36,8 @@ impl Protocol {
         }
         let Some(receiving) = self.operations.receiving(number) else { return Ok(()) };
         if let ReceiveStage::RtsMatched { .. } | ReceiveStage::Fetching(_) = receiving.stage {
-            let connection = self.peers.connection(peer);
-            connection.active.push_back(number);
-            connection.has_runnable = true;
+            self.peers.push_active(peer, number);
+            self.peers.connection(peer).has_runnable = true;
         }
         Ok(())
     }
@@ -215,10 +214,10 @@ impl Protocol {
             }
         }
         // A send with a thread of its own is not among the active ones.
-        if is_first || !connection.active.contains(&sender) {
-            connection.active.push_back(sender);
-        }
         connection.has_runnable = true;
+        if is_first || !connection.active.contains(&sender) {
+            peers.push_active(peer, sender);
+        }
         Ok(())
     }
 

@@ -13,9 +13,9 @@ use memferry_sys::futex::{MAX_WAITV, futex_wait_shared, futex_wake_shared};
 
 use super::peer_table::ConnectedPeer;
 use super::wait::PortGuard;
+use super::wakeup::FutexWords;
 use super::{Port, PortState};
 use crate::connect::listener::Listener;
-use crate::ring::layout::ConnectionMemory;
 use crate::ring::wakeup::{FD_ARMED, FUTEX_ARMED};
 
 /// Maximum sleep on the futex words. Liveness of peers is checked between sleeps.
@@ -52,13 +52,12 @@ impl SleepBounds {
 }
 
 /// Sleeps on the futex words of all connections.
-fn sleep_on_words(words: &[(ConnectionMemory, u32)], slice: Duration) {
-    if words.is_empty() {
-        return std::thread::sleep(slice);
+fn sleep_on_words(words: &FutexWords, slice: Duration) {
+    match (words.iter().next(), words.iter().count()) {
+        (None, _) => std::thread::sleep(slice),
+        (Some(word), 1) => futex_wait_shared(&[word], slice),
+        _ => futex_wait_shared(&words.iter().collect::<Vec<_>>(), slice),
     }
-    let words: Vec<_> =
-        words.iter().map(|(memory, value)| (memory.own_wakeup().word(), *value)).collect();
-    futex_wait_shared(&words, slice);
 }
 
 impl Port {
@@ -131,27 +130,37 @@ impl Port {
         seen: u64,
     ) -> PortGuard<'a> {
         state.wakeup.has_sleeper = true;
+        // One word is that of the hints.
         let deeply = bounds.deeply
-            || state.protocol.peers.connected_count() > MAX_WAITV - 1
+            || state.protocol.peers.own_futex_count() > MAX_WAITV - 1
             || state.protocol.peers.remote.is_set();
         let readiness = if deeply { state.epoll().ok() } else { None };
         let way = if readiness.is_some() { FD_ARMED } else { FUTEX_ARMED };
         state.wakeup.sleeper_on_epoll = readiness.is_some();
         let before = state.wakeup.armed;
         state.wakeup.armed |= way;
-        state.arm_wakeups();
-        let words = if readiness.is_none() { state.futex_words() } else { Vec::new() };
+        // A packet wakes a sleeper on the epoll set, which no peer sends for the hints of another.
+        if readiness.is_some() {
+            state.arm_all_wakeups();
+        } else {
+            state.arm_wakeups();
+        }
+        let words = readiness.is_none().then(|| state.futex_words());
         // Polls once more after the wakeups are armed: control messages, space, and claims
         // of cooperative messages.
         let is_idle = !state.windows.take_word_changes() && !state.has_ready_ring();
         // Makes no copies: other threads treat this one as asleep.
         if is_idle && !state.progress_steps() && state.wait_epoch() == seen {
+            if state.wakeup.has_hints() {
+                state.leave_quiet_rings(0);
+            }
             state.entering_sleep = true;
             let timeout = bounds.epoll_timeout(&state);
             drop(state);
-            match &readiness {
-                Some(readiness) => drop(readiness.wait(timeout)),
-                None => sleep_on_words(&words, bounds.slice),
+            match (&readiness, &words) {
+                (Some(readiness), _) => drop(readiness.wait(timeout)),
+                (None, Some(words)) => sleep_on_words(words, bounds.slice),
+                (None, None) => {}
             }
             state = self.lock();
         }
@@ -172,19 +181,14 @@ impl Port {
     pub(crate) fn wake_sleeper(&self, state: &mut PortState) {
         state.wakeup.armed &= !FUTEX_ARMED;
         // A sleeper that does not sleep yet finds its words changed.
-        state
-            .protocol
-            .peers
-            .connections_mut()
-            .for_each(|connection| connection.wire.disarm_wakeup());
+        state.wakeup.disarm_all(&mut state.protocol.peers);
         // Without a sleeper on the epoll set, the event would wake event loops for nothing.
         if state.wakeup.sleeper_on_epoll {
             state.wakeup.signal_epoll();
         } else {
-            // It sleeps on the words of all connections of its time: the first of these wakes it.
-            let mut connections = state.protocol.peers.connections();
-            let _ = connections
-                .any(|connection| futex_wake_shared(connection.wire.memory.own_wakeup().word()));
+            // It sleeps on the words of its time: the first of these wakes it.
+            let words = state.futex_words();
+            let _ = words.iter().any(|(word, _)| futex_wake_shared(word));
         }
         self.local_futex.word().fetch_add(1, Ordering::Release);
         self.local_futex.wake_all();
@@ -213,7 +217,7 @@ impl PortState {
     }
 
     /// The futex words to sleep on.
-    pub(super) fn futex_words(&self) -> Vec<(ConnectionMemory, u32)> {
+    pub(super) fn futex_words(&self) -> FutexWords {
         self.wakeup.futex_words(&self.protocol.peers)
     }
 
@@ -234,7 +238,8 @@ impl PortState {
 
     /// Whether a ring has a control message, or space that this side waits for.
     pub(super) fn has_ready_ring(&self) -> bool {
-        self.protocol.peers.connections().any(ConnectedPeer::is_ready)
+        self.protocol.peers.polled_connections().any(ConnectedPeer::is_ready)
+            || self.wakeup.is_hint_set()
             || (self.protocol.peers.closed && !self.protocol.has_pending_operations())
     }
 

@@ -412,7 +412,8 @@ fn a_sleeper_that_is_woken_before_it_sleeps_does_not_sleep_whoever_polls_meanwhi
     pair.port().wake_sleeper(&mut state);
     state.begin_polling();
     state.end_polling();
-    let would_sleep = words.iter().all(|(memory, flags)| memory.own_wakeup().armed() == *flags);
+    let would_sleep =
+        words.iter().all(|(word, flags)| word.load(std::sync::atomic::Ordering::Relaxed) == flags);
     assert!(!would_sleep);
     (state.wakeup.has_sleeper, state.wakeup.armed) = (false, 0);
 }

@@ -4,19 +4,22 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use memferry_sys::EventFd;
 use memferry_sys::epoll::{EpollSet, Readiness};
 
 use super::peer_table::PeerTable;
+use super::poll_set::HintState;
 use super::posted::PollBackoff;
 use crate::connection::Connection;
+use crate::ring::hint_memory::HintMemory;
 use crate::ring::layout::ConnectionMemory;
 use crate::ring::wakeup::FUTEX_ARMED;
 
-/// Number of connections from which on the kernel is asked which peers have ended. With fewer, each
-/// of them is asked, which takes no descriptor.
-const WATCHED_CONNECTIONS: usize = 8;
+/// Number of connections from which on the kernel is asked which peers have ended, and peers set hints. With
+/// fewer, each of them is asked, which takes no descriptor.
+const MANY_CONNECTIONS: usize = 8;
 
 /// Key of descriptors in `epoll` that belong to no connection. Connections have the numbers of their slots.
 const NO_CONNECTION: u64 = u64::MAX;
@@ -29,6 +32,26 @@ struct EventLoopFd {
     is_signalled: bool,
 }
 
+/// The futex words that a thread sleeps on.
+#[derive(Debug)]
+pub(super) struct FutexWords {
+    armed: u32,
+    /// One word for all peers that set hints.
+    hints: Option<Arc<HintMemory>>,
+    /// One word each for the others.
+    connections: Vec<ConnectionMemory>,
+}
+
+impl FutexWords {
+    /// The words, and their values while no peer has woken this side.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&AtomicU32, u32)> {
+        let hints = self.hints.iter();
+        let hints = hints.map(|hints| (hints.words().wakeup().word(), self.armed & FUTEX_ARMED));
+        let private = self.connections.iter();
+        hints.chain(private.map(|memory| (memory.own_wakeup().word(), self.armed)))
+    }
+}
+
 /// The wakeup state of a port.
 #[derive(Debug, Default)]
 pub(super) struct Wakeup {
@@ -38,6 +61,9 @@ pub(super) struct Wakeup {
     pub(super) is_epoll_incomplete: bool,
     /// Sockets and processes of peers, of which only the end is reported, once there are many peers.
     ends: Option<EpollSet>,
+    /// The hints of peers, once there are many.
+    pub(super) hints: Option<Arc<HintMemory>>,
+    pub(super) last_sweep_ns: u64,
     /// Event in `epoll` that wakes the thread that sleeps on the set.
     wake_event: Option<EventFd>,
     event_loop_fd: Option<EventLoopFd>,
@@ -112,8 +138,46 @@ impl Wakeup {
             }
         }
         self.watch_end(index, peers);
+        self.share_hints(index, peers);
         let armed = if self.pollers == 0 { self.armed } else { 0 };
         peers.wire(index).arm_wakeup(armed);
+    }
+
+    /// Sends the hints of this port to a new peer. The first peer of many makes them, for all.
+    fn share_hints(&mut self, index: usize, peers: &mut PeerTable) {
+        let (hints, from) = match &self.hints {
+            Some(hints) => (hints.clone(), index),
+            None if peers.connected < MANY_CONNECTIONS => return,
+            None => match HintMemory::new() {
+                Ok(hints) => (self.hints.insert(Arc::new(hints)).clone(), 0),
+                // Without hints, every ring is polled.
+                Err(_) => return,
+            },
+        };
+        let last = if from == index { index } else { peers.len() - 1 };
+        let own = rustix::process::geteuid().as_raw();
+        for slot in from..=last {
+            let Some(connection) = &mut peers[slot].connection else { continue };
+            // Another user could hold back the messages of others for a while.
+            let is_own = connection.wire.peer.id.credentials.uid == own;
+            if is_own && !connection.wire.is_self() {
+                connection.hint_state = HintState::Shared;
+                connection.wire.share_hints(&hints, slot);
+                connection.wire.ring_doorbell();
+            }
+        }
+    }
+
+    /// Whether peers set hints.
+    #[inline]
+    pub(super) fn has_hints(&self) -> bool {
+        self.hints.is_some()
+    }
+
+    /// Whether a peer has set its hint.
+    #[inline]
+    pub(super) fn is_hint_set(&self) -> bool {
+        self.hints.as_ref().is_some_and(|hints| hints.words().has_any())
     }
 
     /// Lets the kernel report the end of a new peer. If it cannot, each peer is asked.
@@ -125,7 +189,7 @@ impl Wakeup {
         };
         let watched = match self.ends.take() {
             Some(set) => add(&set, index).map(|()| Some(set)),
-            None if peers.connected_count() < WATCHED_CONNECTIONS => return,
+            None if peers.connected < MANY_CONNECTIONS => return,
             None => EpollSet::new().and_then(|set| {
                 (0..peers.len()).try_for_each(|index| add(&set, index))?;
                 Ok(Some(set))
@@ -143,14 +207,18 @@ impl Wakeup {
         }
     }
 
-    /// Removes the descriptors of a connection, besides which `left` others are left. The caller closes them after this call: a duplicate of a
-    /// closed descriptor would stay in the set and be readable for ever.
+    /// Removes the descriptors of a connection, besides which `left` others are left. The caller closes them
+    /// after this call: a duplicate of a closed descriptor would stay in the set and be readable for ever.
     pub(super) fn unwatch_connection(&mut self, wire: &Connection, left: usize) {
         for set in self.epoll.as_deref().into_iter().chain(&self.ends) {
             wire.descriptors().for_each(|fd| set.remove(fd));
         }
-        if left < WATCHED_CONNECTIONS / 2 {
+        if left < MANY_CONNECTIONS / 2 {
             self.ends = None;
+        }
+        // A peer may still set its hint otherwise.
+        if left == 0 {
+            self.hints = None;
         }
     }
 
@@ -193,15 +261,24 @@ impl Wakeup {
         }
     }
 
-    /// Publishes to all peers how this side is woken.
+    /// Publishes to the peers whose rings are polled how this side is woken. The others wake it by their hints.
     pub(super) fn arm(&self, peers: &mut PeerTable) {
-        peers.connections_mut().for_each(|connection| connection.wire.arm_wakeup(self.armed));
+        if let Some(hints) = &self.hints {
+            hints.words().wakeup().arm(self.armed & FUTEX_ARMED);
+        }
+        peers.for_polled(|connection| {
+            connection.wire.arm_wakeup(connection.wakeup_flags(self.armed));
+        });
     }
 
     /// The futex words to sleep on, and their values while no peer has woken this side.
-    pub(super) fn futex_words(&self, peers: &PeerTable) -> Vec<(ConnectionMemory, u32)> {
-        let connections = peers.connections();
-        connections.map(|connection| (connection.wire.memory.clone(), self.armed)).collect()
+    pub(super) fn futex_words(&self, peers: &PeerTable) -> FutexWords {
+        let private = peers.polled_connections().filter(|peer| peer.needs_own_futex());
+        FutexWords {
+            armed: self.armed,
+            hints: self.hints.clone(),
+            connections: private.map(|connection| connection.wire.memory.clone()).collect(),
+        }
     }
 
     /// The slots of connections whose sockets have packets, or whose peers have ended.
@@ -210,11 +287,19 @@ impl Wakeup {
         keys.into_iter().flatten().filter(|&key| key != NO_CONNECTION).map(|key| key as usize)
     }
 
-    /// Publishes to all peers that a thread of this side polls.
+    /// Publishes to peers that a thread of this side polls.
     pub(super) fn disarm(&self, peers: &mut PeerTable) {
         if self.armed != 0 {
-            peers.connections_mut().for_each(|connection| connection.wire.disarm_wakeup());
+            self.disarm_all(peers);
         }
+    }
+
+    /// Disarms the wakeups of rings that are polled, and of the hints.
+    pub(super) fn disarm_all(&self, peers: &mut PeerTable) {
+        if let Some(hints) = &self.hints {
+            hints.words().wakeup().disarm();
+        }
+        peers.for_polled(|connection| connection.wire.disarm_wakeup());
     }
 
     /// Adds a polling thread: peers need not wake this side meanwhile.

@@ -38,11 +38,15 @@ pub struct BounceRing {
     in_use: VecDeque<(u64, u64)>,
     /// The head at which the producer checks again whether all bytes are free.
     reclaim_from: u64,
+    /// Bytes after which the producer starts again at the front.
+    reuse_after: u64,
 }
 
 /// The producer starts again at offset 0 after this many bytes if all of them are free: those lines
 /// are in the cache, and with few messages in flight the rest of the ring is never touched.
 const REUSE_FRONT_BYTES: u64 = 64 << 10;
+/// The same in a ring that has carried little: one page. It doubles with each time.
+const FIRST_REUSE_BYTES: u64 = 4 << 10;
 
 /// Alignment of spans: one cache line.
 const ALIGNMENT: u64 = 64;
@@ -56,7 +60,8 @@ impl BounceRing {
             head: 0,
             tail: 0,
             in_use: VecDeque::new(),
-            reclaim_from: REUSE_FRONT_BYTES,
+            reclaim_from: FIRST_REUSE_BYTES,
+            reuse_after: FIRST_REUSE_BYTES,
         }
     }
 
@@ -81,10 +86,13 @@ impl BounceRing {
             self.tail = end;
             self.in_use.pop_front();
         }
+        if self.should_reclaim() {
+            self.reuse_after = (2 * self.reuse_after).min(REUSE_FRONT_BYTES);
+        }
         if self.in_use.is_empty() {
-            (self.head, self.tail, self.reclaim_from) = (0, 0, REUSE_FRONT_BYTES);
+            (self.head, self.tail, self.reclaim_from) = (0, 0, self.reuse_after);
         } else {
-            self.reclaim_from = self.head + REUSE_FRONT_BYTES / 2;
+            self.reclaim_from = self.head + self.reuse_after / 2;
         }
     }
 

@@ -4,6 +4,10 @@
 //! writes it last, so a consumer that reads the expected stamp also reads the rest of the cell,
 //! which is in the same line. The consumer publishes its position in a line of its own, once per
 //! several cells; the producer reads that line only when it runs out of credits.
+//!
+//! A ring begins small and grows once, when it is full or was used for a while: most connections of a
+//! process with many peers carry few messages. The producer writes a marker into the last cell of the
+//! small ring that it uses, and goes on in the large one; the consumer follows when it reads the marker.
 
 use memferry_sys::fault::step;
 use memferry_sys::sync::atomic::{AtomicU64, Ordering};
@@ -47,7 +51,8 @@ impl Ring {
         Self { cells, mask: count as u64 - 1, consumed }
     }
 
-    fn count(&self) -> u64 {
+    /// The number of cells.
+    pub fn count(&self) -> u64 {
         self.mask + 1
     }
 
@@ -68,30 +73,66 @@ fn stamp(position: u64) -> u32 {
     (position + 1) as u32
 }
 
+/// Cells after which a small ring counts as used.
+const CELLS_BEFORE_GROWTH: u64 = 64;
+
 /// The producer's end of a ring.
 #[derive(Debug)]
 pub struct Producer {
     ring: Ring,
+    /// The ring that follows this one, and the marker in the cell before it.
+    larger: Option<(Ring, CellWords)>,
+    /// The position of the ring's first cell.
+    start: u64,
     /// The position of the next cell.
     tail: u64,
     /// The consumer's position at the last refresh.
     seen_consumed: u64,
+    /// Cells before this position can be written now.
+    limit: u64,
 }
 
 impl Producer {
     /// Creates the producer of a new ring.
     pub fn new(ring: Ring) -> Self {
-        Self { ring, tail: 0, seen_consumed: 0 }
+        Self { ring, larger: None, start: 0, tail: 0, seen_consumed: 0, limit: ring.count() }
+    }
+
+    /// Creates the producer of a new ring that grows to a larger one, which `marker` announces.
+    pub fn growing(ring: Ring, larger: Ring, marker: CellWords) -> Self {
+        let mut producer = Self { larger: Some((larger, marker)), ..Self::new(ring) };
+        producer.update_limit();
+        producer
     }
 
     /// Returns whether a cell can be written now.
     #[inline]
     pub fn has_credit(&mut self) -> Result<bool, ProtocolError> {
-        if self.tail - self.seen_consumed < self.ring.count() {
-            return Ok(true);
-        }
+        Ok(self.tail < self.limit || self.make_credit()?)
+    }
+
+    #[cold]
+    fn make_credit(&mut self) -> Result<bool, ProtocolError> {
         self.refresh_credits()?;
-        Ok(self.tail - self.seen_consumed < self.ring.count())
+        if self.tail >= self.limit
+            && let Some((larger, marker)) = self.larger.take()
+        {
+            // One cell was kept free for the marker.
+            self.put(&marker);
+            (self.ring, self.start) = (larger, self.tail);
+            self.update_limit();
+        }
+        Ok(self.tail < self.limit)
+    }
+
+    /// A small ring keeps one cell for the marker, and ends when it was used for a while.
+    fn update_limit(&mut self) {
+        // The cells of a large ring are free at first, whatever is left in the small one.
+        let free_from = self.seen_consumed.max(self.start) + self.ring.count();
+        self.limit = match self.larger {
+            Some(_) => (free_from - 1).min(CELLS_BEFORE_GROWTH),
+            None => free_from,
+        };
     }
 
     /// Reads the consumer's position, and returns the number of cells that it has freed since the
@@ -104,6 +145,7 @@ impl Producer {
             return Err(ProtocolError("more cells freed than sent"));
         }
         self.seen_consumed = consumed;
+        self.update_limit();
         Ok(consumed)
     }
 
@@ -123,7 +165,12 @@ impl Producer {
     /// When there is no credit: call [`Producer::has_credit`] first.
     #[inline]
     pub fn write(&mut self, words: &CellWords) {
-        assert!(self.tail - self.seen_consumed < self.ring.count(), "write without a credit");
+        assert!(self.tail < self.limit, "write without a credit");
+        self.put(words);
+    }
+
+    #[inline]
+    fn put(&mut self, words: &CellWords) {
         let cell = self.ring.cell(self.tail);
         for (to, from) in cell.0.iter().zip(words).skip(1) {
             to.store(*from, Ordering::Relaxed);
@@ -140,13 +187,32 @@ impl Producer {
 #[derive(Debug)]
 pub struct Consumer {
     ring: Ring,
+    /// The ring that follows this one.
+    larger: Option<Ring>,
     head: u64,
 }
 
 impl Consumer {
     /// Creates the consumer of a new ring.
     pub fn new(ring: Ring) -> Self {
-        Self { ring, head: 0 }
+        Self { ring, larger: None, head: 0 }
+    }
+
+    /// Creates the consumer of a new ring that grows to a larger one.
+    pub fn growing(ring: Ring, larger: Ring) -> Self {
+        Self { larger: Some(larger), ..Self::new(ring) }
+    }
+
+    /// Follows the producer to the larger ring: the current cell is the marker.
+    pub fn grow(&mut self) -> Result<(), ProtocolError> {
+        self.ring = self.larger.take().ok_or(ProtocolError("a ring that grows twice"))?;
+        Ok(())
+    }
+
+    /// The number of cells of the ring.
+    #[inline]
+    pub fn count(&self) -> u64 {
+        self.ring.count()
     }
 
     /// Returns whether a cell can be read.
@@ -222,6 +288,44 @@ mod tests {
             consumer.advance();
         }
         assert_eq!(expected, 100);
+    }
+
+    #[test]
+    fn a_small_ring_grows_when_it_is_full_or_was_used_for_a_while() {
+        const MARKER: CellWords = [9 << 32, 0, 0, 0, 0, 0, 0, 0];
+        let (cells, consumed) = ring(4 + 8);
+        // SAFETY: cells and word live until the end of the test.
+        let (small, large) = unsafe {
+            let large = Ring::new(cells.as_ptr().add(4), 8, &*consumed);
+            (Ring::new(cells.as_ptr(), 4, &*consumed), large)
+        };
+        for in_flight in [0, 2, 3, 5] {
+            cells.iter().flat_map(|cell| &cell.0).for_each(|word| word.store(0, Ordering::Relaxed));
+            consumed.store(0, Ordering::Relaxed);
+            let mut producer = Producer::growing(small, large, MARKER);
+            let mut consumer = Consumer::growing(small, large);
+            let (mut expected, mut growths) = (0, 0);
+            let mut read_one = |growths: &mut u32| {
+                let words = consumer.peek().expect("it was written");
+                if words[0] >> 32 == 9 {
+                    *growths += 1;
+                    consumer.grow().unwrap();
+                } else {
+                    assert_eq!(words[1], expected);
+                    expected += 1;
+                }
+                consumer.advance();
+                consumer.publish();
+                expected
+            };
+            for number in 0..100u64 {
+                assert!(producer.has_credit().unwrap());
+                producer.write(&[7 << 32, number, 0, 0, 0, 0, 0, 0]);
+                while number >= in_flight && read_one(&mut growths) + in_flight <= number {}
+            }
+            assert_eq!(growths, 1, "with {in_flight} in flight");
+            assert_eq!(consumer.grow(), Err(ProtocolError("a ring that grows twice")));
+        }
     }
 
     #[test]

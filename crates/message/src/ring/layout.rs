@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use memferry_sys::fault::step;
 use memferry_sys::shared_memory::{Mapping, Protection, SealedMemory};
@@ -10,13 +10,20 @@ use memferry_sys::sync::atomic::{AtomicU64, Ordering, fence};
 
 use super::backpressure::{Backpressure, CLOSED, NO_EAGER, NO_RTS};
 use super::bounce::BounceSpan;
-use super::cells::{Cell, Consumer, Producer, Ring};
+use super::cells::{Cell, CellWords, Consumer, Producer, Ring};
 use super::claims::ChunkClaims;
+use super::hint_memory::PeerHints;
 use super::wakeup::WakeupFlags;
 use super::window_gate::AccessFlag;
 
-/// Cells of a ring.
+/// Cells of a large ring.
 pub const CELLS: usize = 256;
+/// Cells of a ring that has carried few messages. Those of both directions lie in one page.
+pub const SMALL_CELLS: usize = 16;
+/// The maximum number of cells that one side has written and the other has not read.
+pub const MAX_UNREAD_CELLS: usize = CELLS + SMALL_CELLS;
+/// The cell before the first one of a large ring: a control message without content.
+pub const GROW_MARKER: CellWords = [15 << 32, 0, 0, 0, 0, 0, 0, 0];
 /// Bytes of a bounce ring.
 pub const BOUNCE_BYTES: usize = 512 << 10;
 /// Claim slots of a direction.
@@ -51,6 +58,7 @@ struct DirectionRings {
 #[repr(C, align(4096))]
 struct Layout {
     sides: [SideWords; 2],
+    small_cells: [[Cell; SMALL_CELLS]; 2],
     directions: [DirectionRings; 2],
 }
 
@@ -69,6 +77,8 @@ pub enum ConnectionEnd {
 #[derive(Debug, Clone)]
 pub struct ConnectionMemory {
     mapping: Arc<Mapping>,
+    /// The hints of the peer, once it has sent them.
+    peer_hints: Arc<OnceLock<PeerHints>>,
     outgoing: usize,
     incoming: usize,
 }
@@ -95,7 +105,8 @@ impl ConnectionMemory {
             ConnectionEnd::Acceptor => (1, 0),
             ConnectionEnd::Loopback => (0, 0),
         };
-        Ok(Self { mapping: Arc::new(memory.map(Protection::ReadWrite)?), outgoing, incoming })
+        let mapping = Arc::new(memory.map(Protection::ReadWrite)?);
+        Ok(Self { mapping, peer_hints: Arc::default(), outgoing, incoming })
     }
 
     /// Returns whether both are the memory of one connection.
@@ -124,21 +135,26 @@ impl ConnectionMemory {
 
     /// Creates the producer of the outgoing ring.
     pub fn producer(&self) -> Producer {
-        Producer::new(self.ring(self.outgoing))
+        let [small, large] = self.rings(self.outgoing);
+        Producer::growing(small, large, GROW_MARKER)
     }
 
     /// Creates the consumer of the incoming ring.
     pub fn consumer(&self) -> Consumer {
-        Consumer::new(self.ring(self.incoming))
+        let [small, large] = self.rings(self.incoming);
+        Consumer::growing(small, large)
     }
 
-    fn ring(&self, direction: usize) -> Ring {
+    /// The small and the large ring of a direction.
+    fn rings(&self, direction: usize) -> [Ring; 2] {
         let rings = self.direction(direction);
+        let consumed = &self.reader_of(direction).consumed;
         // SAFETY: cells and word lie in the mapping. Producer and consumer live in the `Connection`
         // beside this memory, which is dropped after them.
         unsafe {
-            let cells = (&raw const (*rings).cells).cast();
-            Ring::new(cells, CELLS, &self.reader_of(direction).consumed)
+            let small = (&raw const (*self.layout()).small_cells[direction]).cast();
+            let large = (&raw const (*rings).cells).cast();
+            [Ring::new(small, SMALL_CELLS, consumed), Ring::new(large, CELLS, consumed)]
         }
     }
 
@@ -150,6 +166,11 @@ impl ConnectionMemory {
     /// The peer's wakeup flags.
     pub fn peer_wakeup(&self) -> &WakeupFlags {
         &self.reader_of(self.outgoing).wakeup
+    }
+
+    /// The hints of the peer, which this side sets when it takes [`super::wakeup::HINT_ARMED`].
+    pub fn peer_hints(&self) -> &OnceLock<PeerHints> {
+        &self.peer_hints
     }
 
     /// This side's backpressure.
@@ -212,6 +233,11 @@ impl ConnectionMemory {
 mod tests {
     use super::*;
     use std::os::fd::AsFd;
+
+    #[test]
+    fn a_connection_with_few_messages_uses_one_page() {
+        assert_eq!(std::mem::offset_of!(Layout, directions), 4096);
+    }
 
     #[test]
     fn what_one_end_writes_the_other_reads() {

@@ -24,6 +24,8 @@ pub fn full_fence() {
 pub const FUTEX_ARMED: u32 = 1;
 /// A thread of the owner waits for the descriptor.
 pub const FD_ARMED: u32 = 2;
+/// The owner does not poll this ring: the peer sets its hint ([`super::hints`]).
+pub const HINT_ARMED: u32 = 4;
 
 /// The flag word of one side. The owner sets flags; the peer clears them when it rings the
 /// doorbell.

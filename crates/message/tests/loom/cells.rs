@@ -147,3 +147,52 @@ fn a_second_lap_is_not_taken_for_the_first() {
         assert_eq!(reader.seen, CELLS as u64 + 2);
     });
 }
+
+/// Two rings, of which the second follows the first.
+struct GrowingHalf {
+    small: Vec<Cell>,
+    large: Vec<Cell>,
+    consumed: AtomicU64,
+}
+
+#[test]
+fn a_reader_follows_the_writer_to_the_large_ring() {
+    const MARKER: u64 = 9 << 32;
+    model(3, || {
+        let cells = || (0..CELLS).map(|_| Cell::default()).collect();
+        let half =
+            Arc::new(GrowingHalf { small: cells(), large: cells(), consumed: AtomicU64::new(0) });
+        // SAFETY: both ends hold a reference to the memory for as long as they are used.
+        let [small, large] = [&half.small, &half.large]
+            .map(|cells| unsafe { Ring::new(cells.as_ptr(), CELLS, &half.consumed) });
+        let there = thread::spawn({
+            let half = half.clone();
+            move || {
+                let mut producer = Producer::growing(small, large, [MARKER, 0, 0, 0, 0, 0, 0, 0]);
+                for number in 0..CELLS as u64 + 1 {
+                    assert!(producer.has_credit().unwrap(), "a ring that grows is never full");
+                    producer.write(&[7 << 32, number, 0, 0, 0, 0, 0, !number]);
+                }
+                drop(half);
+            }
+        });
+        let mut consumer = Consumer::growing(small, large);
+        let mut expected = 0;
+        while expected <= CELLS as u64 {
+            let Some(words) = consumer.peek() else {
+                thread::yield_now();
+                continue;
+            };
+            if words[0] & !0xFFFF_FFFF == MARKER {
+                consumer.grow().unwrap();
+            } else {
+                assert_eq!((words[1], words[7]), (expected, !expected));
+                expected += 1;
+            }
+            consumer.advance();
+            consumer.publish();
+        }
+        there.join().unwrap();
+        drop(half);
+    });
+}

@@ -12,6 +12,7 @@
 mod cells;
 mod claims;
 mod futex;
+mod hints;
 mod pollers;
 mod wakeup;
 mod window_gate;

@@ -3,14 +3,14 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use memferry_message::ring::cells::{CellWords, Consumer, Producer};
-use memferry_message::ring::layout::{ConnectionEnd, ConnectionMemory};
+use memferry_message::ring::layout::{ConnectionEnd, ConnectionMemory, GROW_MARKER};
 use memferry_sys::seqpacket::{SeqPacketSocket, SocketName};
 use memferry_sys::shared_memory::{Mapping, Protection, SealedMemory};
 
 use super::until;
 
 const MAGIC: u64 = 0x7972_7265_666D_656D;
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 /// The initial size of a window table in bytes.
 const BOARD_BYTES: usize = 64 << 10;
 
@@ -96,6 +96,18 @@ impl RawPeer {
         let (producer, consumer) = (memory.producer(), memory.consumer());
         let bytes = descriptor.map(Protection::ReadWrite).unwrap();
         Some(Self { socket, producer, consumer, memory, bytes, _probe: probe })
+    }
+
+    /// Returns a copy of the next cell, which stays in the ring. Follows the peer to the large ring.
+    pub fn peek(&mut self) -> Option<CellWords> {
+        loop {
+            let words = self.consumer.peek()?;
+            if words[0] >> 32 != GROW_MARKER[0] >> 32 {
+                return Some(words);
+            }
+            self.consumer.grow().ok()?;
+            self.consumer.advance();
+        }
     }
 
     /// Writes a cell if there is space, and wakes the reader in any case.

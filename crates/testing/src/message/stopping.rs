@@ -25,7 +25,7 @@ pub fn claimer() {
     raw.write(&[first(kind::REQUEST, 0, 0), 1, BYTES as u64, 5, address, 0, 0, 0]);
     let mut accept = None;
     until("it is accepted", || {
-        let words = raw.consumer.peek();
+        let words = raw.peek();
         if words.is_some() {
             raw.consumer.advance();
         }
