@@ -221,6 +221,9 @@ pub(crate) struct MpirunArgs {
     /// The launcher, or the folder in which its MPI is installed
     #[arg(long, value_name = "PATH")]
     pub(crate) mpi: Option<PathBuf>,
+    /// Execute collectives of ranks on one host by Memferry, not by the MPI library
+    #[arg(long)]
+    pub(crate) collectives: bool,
     /// The arguments of mpirun
     #[arg(value_name = "ARGUMENTS", required = true, trailing_var_arg = true)]
     #[arg(allow_hyphen_values = true)]
@@ -284,18 +287,25 @@ mod tests {
     #[test]
     fn the_words_of_mpirun_are_passed_on_as_they_are() {
         let words =
-            ["memferry", "mpirun", "--mpi", "/opt/mpi", "-n", "4", "./a", "--mpi", "--json"];
+            ["memferry", "mpirun", "--mpi", "/opt/mpi", "-n", "4", "./a", "--mpi", "--collectives"];
         let CliCommand::Mpirun(args) = Cli::try_parse_from(words).unwrap().command else {
             panic!("not mpirun")
         };
         assert_eq!(args.mpi.as_deref(), Some("/opt/mpi".as_ref()));
-        assert_eq!(args.words, ["-n", "4", "./a", "--mpi", "--json"]);
+        assert_eq!(args.words, ["-n", "4", "./a", "--mpi", "--collectives"]);
+        assert!(!args.collectives);
         let CliCommand::Mpirun(args) =
             Cli::try_parse_from(["memferry", "mpirun", "--oversubscribe"]).unwrap().command
         else {
             panic!("not mpirun")
         };
         assert_eq!((args.mpi, args.words.len()), (None, 1));
+        let words = ["memferry", "mpirun", "--collectives", "-n", "4", "./a"];
+        let CliCommand::Mpirun(args) = Cli::try_parse_from(words).unwrap().command else {
+            panic!("not mpirun")
+        };
+        assert!(args.collectives);
+        assert_eq!(args.words, ["-n", "4", "./a"]);
     }
 
     #[test]

@@ -38,7 +38,7 @@ impl FakeMachine {
 
     /// Adds a launcher that prints its version, or its arguments and environment.
     fn launcher(self, name: &str, version: &str) -> Self {
-        let shown = "env | grep -E '^(FI_|OMPI_|MPIR_|MEMFERRY_CHECKED_)' | sort";
+        let shown = "env | grep -E '^(FI_|OMPI_|MPIR_|LD_PRELOAD|MEMFERRY_CHECKED_)' | sort";
         let script = format!(
             "#!/bin/sh\nif [ \"$1\" = --version ]; then echo \"{version}\"; exit; fi\n\
              echo \"launcher {name}\"\nfor word; do echo \"word $word\"; done\n{shown}\nexit 7\n"
@@ -125,6 +125,28 @@ fn mpich_is_started_with_its_variables_and_no_words_of_ours() {
     }
     let words: Vec<_> = lines.iter().filter_map(|line| line.strip_prefix("word ")).collect();
     assert_eq!(words, ["-n", "2", "./a"]);
+}
+
+#[test]
+fn collectives_are_preloaded_after_what_is_preloaded_already() {
+    let machine = FakeMachine::new().launcher("mpirun", OPEN_MPI);
+    let words = ["mpirun", "--collectives", "-n", "4", "./a"];
+    let said = stderr_of(&mut machine.memferry(&words));
+    assert!(said.contains("libmemferry-coll.so") && said.contains("correct or unset it"), "{said}");
+    // A path with a space cannot be preloaded.
+    let contents = "\x7fELF with MPI_Allreduce";
+    fs::write(machine.provider().join("libmemferry-coll.so"), contents).unwrap();
+    let said = stderr_of(&mut machine.memferry(&words));
+    assert!(said.contains("because of a colon or a space"), "{said}");
+    let folder = tempfile::tempdir().unwrap();
+    let library = folder.path().canonicalize().unwrap().join("libmemferry_coll.so");
+    fs::write(&library, contents).unwrap();
+    fs::write(folder.path().join("libmemferry-fi.so"), PROVIDER).unwrap();
+    let mut command = machine.memferry(&words);
+    command.env("MEMFERRY_PROVIDER_DIR", folder.path());
+    let lines = started(&mut command);
+    assert!(has(&lines, "word LD_PRELOAD") && has(&lines, "word -n"), "{lines:?}");
+    assert!(has(&lines, &format!("LD_PRELOAD={}", library.display())), "{lines:?}");
 }
 
 #[test]

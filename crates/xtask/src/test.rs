@@ -66,11 +66,12 @@ const NO_TEST_ARGUMENTS: [&str; 4] = ["--no-run", "--doc", "--list", "--help"];
 
 /// The slowest programs. They start first, because otherwise one of them would run alone at the
 /// end.
-const SLOW_TESTS: [&str; 4] = [
+const SLOW_TESTS: [&str; 5] = [
     "memferry-vm tests/boot.rs",
     "memferry-c tests/programs.rs",
     "memferry-cli tests/devices.rs",
     "memferry-fabric tests/mpi.rs",
+    "memferry-mpi-collectives tests/mpi.rs",
 ];
 
 /// The interval between polls for the exit of a program, and the interval between reports that it

@@ -27,6 +27,9 @@ pub(crate) fn mpirun(args: &MpirunArgs) -> anyhow::Result<()> {
     let checked =
         settings::checked_variables().map(|names| (settings::CHECKED_VARIABLES, names.into()));
     variables.extend(checked);
+    if args.collectives {
+        variables.push(variables::preload(&provider::find_collectives()?));
+    }
     let mut command = Command::new(&launcher.path);
     if launcher.family == MpiFamily::OpenMpi && rustix::process::geteuid().is_root() {
         // Open MPI refuses to run as root without this option; the user has already chosen to run

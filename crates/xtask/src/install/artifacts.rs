@@ -7,6 +7,10 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
+/// The packages whose files are installed.
+const PACKAGES: [&str; 4] =
+    ["memferry-cli", "memferry-c", "memferry-fabric", "memferry-mpi-collectives"];
+
 /// The files that cargo builds.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Artifacts {
@@ -14,16 +18,19 @@ pub(crate) struct Artifacts {
     pub(crate) shared_library: PathBuf,
     pub(crate) static_library: Option<PathBuf>,
     pub(crate) provider: PathBuf,
+    pub(crate) collectives: PathBuf,
 }
 
 impl Artifacts {
-    /// Builds the three packages for release, in one call because they share dependencies.
+    /// Builds the four packages for release, in one call because they share dependencies.
     pub(crate) fn build() -> anyhow::Result<Self> {
         let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = Command::new(cargo);
         command.current_dir(super::workspace_root());
         command.args(["build", "--release", "--locked"]);
-        command.args(["-p", "memferry-cli", "-p", "memferry-c", "-p", "memferry-fabric"]);
+        for package in PACKAGES {
+            command.args(["-p", package]);
+        }
         command.arg("--message-format=json-render-diagnostics").stderr(Stdio::inherit());
         let output = command.output().context("cargo cannot be run")?;
         ensure!(output.status.success(), "Memferry could not be built");
@@ -54,6 +61,8 @@ impl Artifacts {
             static_library: find("adma", "staticlib", "a"),
             provider: find("memferry_fi", "cdylib", "so")
                 .with_context(|| missing("the provider"))?,
+            collectives: find("memferry_coll", "cdylib", "so")
+                .with_context(|| missing("the collectives"))?,
         })
     }
 }
@@ -78,6 +87,7 @@ mod tests {
             artifact("memferry", &["bin"], &["/t/memferry"]),
             artifact("adma", &["cdylib", "staticlib", "rlib"], &["/t/libadma.so", "/t/libadma.a"]),
             artifact("memferry_fi", &["cdylib", "rlib"], &["/t/f.rlib", "/t/libmemferry_fi.so"]),
+            artifact("memferry_coll", &["cdylib", "rlib"], &["/t/libmemferry_coll.so"]),
             "no json".into(),
         ];
         let found = Artifacts::among(&messages.join("\n")).unwrap();
@@ -86,6 +96,7 @@ mod tests {
             shared_library: "/t/libadma.so".into(),
             static_library: Some("/t/libadma.a".into()),
             provider: "/t/libmemferry_fi.so".into(),
+            collectives: "/t/libmemferry_coll.so".into(),
         };
         assert_eq!(found, expected);
         let error = Artifacts::among(&messages[..3].join("\n")).unwrap_err().to_string();

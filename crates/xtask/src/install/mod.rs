@@ -1,5 +1,5 @@
 //! `cargo xtask install` builds Memferry for release and installs the program, libadma, the
-//! libfabric provider and all their files below one prefix. `cargo xtask deb` packs the result of
+//! libfabric provider, the collectives for MPI and all their files below one prefix. `cargo xtask deb` packs the result of
 //! the same steps.
 
 mod artifacts;
@@ -69,6 +69,8 @@ pub(crate) fn install(
     }
     // libfabric loads providers by this form of name.
     tree.copy(&artifacts.provider, "lib/memferry/libmemferry-fi.so", FileKind::SharedLibrary)?;
+    let collectives = "lib/memferry/libmemferry-coll.so";
+    tree.copy(&artifacts.collectives, collectives, FileKind::SharedLibrary)?;
     install_c_files(&mut tree, prefix)?;
     install_program_files(&mut tree, &artifacts.program, zsh)?;
     for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
@@ -170,7 +172,8 @@ mod tests {
             program,
             shared_library: library.clone(),
             static_library: None,
-            provider: library,
+            provider: library.clone(),
+            collectives: library,
         };
         let prefix = Path::new("/opt/x");
         let root = root_of(Some(folder.path()), prefix);
@@ -180,6 +183,7 @@ mod tests {
             "include/adma.h",
             "lib/libadma.so",
             "lib/memferry/libmemferry-fi.so",
+            "lib/memferry/libmemferry-coll.so",
             "lib/cmake/Adma/AdmaConfig.cmake",
             "share/man/man1/memferry.1",
             "share/zsh/some/_memferry",

@@ -1,5 +1,5 @@
-//! Memferry's libfabric provider: a shared library that libfabric loads from a folder in
-//! `FI_PROVIDER_PATH`.
+//! Memferry's shared libraries for MPI: the libfabric provider, which libfabric loads from a folder in
+//! `FI_PROVIDER_PATH`, and the collectives, which the loader of the system loads before the MPI library.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -10,15 +10,38 @@ use anyhow::{Context, bail, ensure};
 pub const PROVIDER_DIR_VARIABLE: &str = "MEMFERRY_PROVIDER_DIR";
 /// The command that builds the provider, for messages.
 pub const BUILD_COMMAND: &str = "cargo build --release -p memferry-fabric";
-/// The file name of the installed provider, and that of the provider as cargo builds it.
-const FILES: [&str; 2] = ["libmemferry-fi.so", "libmemferry_fi.so"];
+
+/// A shared library for MPI.
+struct LibraryFile {
+    /// What the library is, with its article and without, for messages.
+    what: &'static str,
+    kind: &'static str,
+    /// The file name of the installed library, and that of the library as cargo builds it.
+    files: [&'static str; 2],
+    build_command: &'static str,
+    /// A symbol that the library must have.
+    symbol: &'static str,
+}
+
+static PROVIDER: LibraryFile = LibraryFile {
+    what: "the provider",
+    kind: "provider of libfabric",
+    files: ["libmemferry-fi.so", "libmemferry_fi.so"],
+    build_command: BUILD_COMMAND,
+    symbol: "fi_prov_ini",
+};
+
+static COLLECTIVES: LibraryFile = LibraryFile {
+    what: "the library of collectives",
+    kind: "library of collectives",
+    files: ["libmemferry-coll.so", "libmemferry_coll.so"],
+    build_command: "cargo build --release -p memferry-mpi-collectives",
+    symbol: "MPI_Allreduce",
+};
 
 /// Finds the file of the provider and checks that libfabric can load it.
 pub fn find() -> anyhow::Result<PathBuf> {
-    let program = env::current_exe().context("where this program is cannot be told")?;
-    let set =
-        env::var_os(PROVIDER_DIR_VARIABLE).filter(|folder| !folder.is_empty()).map(PathBuf::from);
-    let found = find_in(set.as_deref(), &program)?;
+    let found = PROVIDER.find()?;
     let folder = found.parent().unwrap_or(Path::new("/"));
     ensure!(
         !folder.to_string_lossy().contains(':'),
@@ -26,64 +49,92 @@ pub fn find() -> anyhow::Result<PathBuf> {
          another folder and let {PROVIDER_DIR_VARIABLE} name that",
         folder.display()
     );
-    check_file(&found)?;
     Ok(found)
 }
 
-/// Checks that the file is a shared library with the entry point of a provider. libfabric reports
-/// no error for a file that is not.
-fn check_file(file: &Path) -> anyhow::Result<()> {
-    const ENTRY_SYMBOL: &[u8] = b"fi_prov_ini";
-    let bytes = fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;
-    let is_library = bytes.starts_with(b"\x7fELF");
+/// Finds the file of the collectives and checks that it can be preloaded.
+pub fn find_collectives() -> anyhow::Result<PathBuf> {
+    let found = COLLECTIVES.find()?;
     ensure!(
-        is_library && bytes.windows(ENTRY_SYMBOL.len()).any(|part| part == ENTRY_SYMBOL),
-        "{} is no provider of libfabric; build it again by `{BUILD_COMMAND}`",
-        file.display()
+        !found.to_string_lossy().contains([':', ' ']),
+        "LD_PRELOAD cannot name {}, because of a colon or a space; move the library to another folder \
+         and let {PROVIDER_DIR_VARIABLE} name that",
+        found.display()
     );
-    Ok(())
+    Ok(found)
 }
 
-/// The provider in the folder that `MEMFERRY_PROVIDER_DIR` names, if the variable is set. Otherwise
-/// the provider beside the program, in `../lib/memferry` from there, or in the source tree from
-/// which `cargo install` installed the program. The folder `../lib` itself is not searched, because
-/// libfabric would load every `*fi.so` in it.
-fn find_in(set: Option<&Path>, program: &Path) -> anyhow::Result<PathBuf> {
-    let inside =
-        |folder: &Path| FILES.iter().map(|file| folder.join(file)).find(|path| path.is_file());
-    let absolute = |path: PathBuf| path.canonicalize().unwrap_or(path);
-    if let Some(folder) = set {
-        return inside(folder).map(absolute).with_context(|| {
-            let folder = folder.display();
-            format!(
-                "{PROVIDER_DIR_VARIABLE} names {folder}, where no {} is; correct or unset it",
-                FILES[0]
-            )
-        });
+impl LibraryFile {
+    fn find(&self) -> anyhow::Result<PathBuf> {
+        let program = env::current_exe().context("where this program is cannot be told")?;
+        let set = env::var_os(PROVIDER_DIR_VARIABLE)
+            .filter(|folder| !folder.is_empty())
+            .map(PathBuf::from);
+        let found = self.find_in(set.as_deref(), &program)?;
+        self.check_file(&found)?;
+        Ok(found)
     }
-    let beside = program.parent().unwrap_or(Path::new("/"));
-    let mut folders = vec![beside.to_owned(), beside.join("../lib/memferry")];
-    folders.extend(cargo_build_folder(&beside.join("..")));
-    match folders.iter().find_map(|folder| inside(folder)) {
-        Some(found) => Ok(absolute(found)),
-        None => bail!(missing_text(beside, &folders)),
-    }
-}
 
-/// The error text for a provider that is in none of the folders, with the commands that install it.
-fn missing_text(beside: &Path, folders: &[PathBuf]) -> String {
-    let searched: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
-    let prefix = match (beside.file_name(), beside.parent()) {
-        (Some(name), Some(prefix)) if name == "bin" => prefix,
-        _ => Path::new("PREFIX"),
-    };
-    format!(
-        "the provider {} is not installed (searched {}); run `cargo xtask install --prefix {}` in the source \
-         tree of Memferry, or `{BUILD_COMMAND}` and let {PROVIDER_DIR_VARIABLE} name the folder of the result",
-        FILES[0],
-        searched.join(", "),
-        prefix.display()
-    )
+    /// Checks that the file is a shared library with a symbol that it must have. libfabric reports
+    /// no error for a file that is not.
+    fn check_file(&self, file: &Path) -> anyhow::Result<()> {
+        let symbol = self.symbol.as_bytes();
+        let bytes = fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;
+        let is_library = bytes.starts_with(b"\x7fELF");
+        ensure!(
+            is_library && bytes.windows(symbol.len()).any(|part| part == symbol),
+            "{} is no {}; build it again by `{}`",
+            file.display(),
+            self.kind,
+            self.build_command
+        );
+        Ok(())
+    }
+
+    /// The library in the folder that `MEMFERRY_PROVIDER_DIR` names, if the variable is set. Otherwise
+    /// the library beside the program, in `../lib/memferry` from there, or in the source tree from
+    /// which `cargo install` installed the program. The folder `../lib` itself is not searched, because
+    /// libfabric would load every `*fi.so` in it.
+    fn find_in(&self, set: Option<&Path>, program: &Path) -> anyhow::Result<PathBuf> {
+        let inside = |folder: &Path| {
+            self.files.iter().map(|file| folder.join(file)).find(|path| path.is_file())
+        };
+        let absolute = |path: PathBuf| path.canonicalize().unwrap_or(path);
+        if let Some(folder) = set {
+            return inside(folder).map(absolute).with_context(|| {
+                let (folder, file) = (folder.display(), self.files[0]);
+                format!(
+                    "{PROVIDER_DIR_VARIABLE} names {folder}, where no {file} is; correct or unset it"
+                )
+            });
+        }
+        let beside = program.parent().unwrap_or(Path::new("/"));
+        let mut folders = vec![beside.to_owned(), beside.join("../lib/memferry")];
+        folders.extend(cargo_build_folder(&beside.join("..")));
+        match folders.iter().find_map(|folder| inside(folder)) {
+            Some(found) => Ok(absolute(found)),
+            None => bail!(self.missing_text(beside, &folders)),
+        }
+    }
+
+    /// The error text for a library that is in none of the folders, with the commands that install
+    /// it.
+    fn missing_text(&self, beside: &Path, folders: &[PathBuf]) -> String {
+        let searched: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
+        let prefix = match (beside.file_name(), beside.parent()) {
+            (Some(name), Some(prefix)) if name == "bin" => prefix,
+            _ => Path::new("PREFIX"),
+        };
+        format!(
+            "{} {} is not installed (searched {}); run `cargo xtask install --prefix {}` in the source \
+             tree of Memferry, or `{}` and let {PROVIDER_DIR_VARIABLE} name the folder of the result",
+            self.what,
+            self.files[0],
+            searched.join(", "),
+            prefix.display(),
+            self.build_command
+        )
+    }
 }
 
 /// The folder `target/release` of the source tree from which `cargo install --path` installed a
@@ -111,22 +162,29 @@ mod tests {
         for place in ["bin", "lib/memferry", "else where"] {
             fs::create_dir_all(root.join(place)).unwrap();
         }
-        let complaint = find_in(None, &program).unwrap_err().to_string();
+        let complaint = PROVIDER.find_in(None, &program).unwrap_err().to_string();
         assert!(
             complaint.contains(BUILD_COMMAND) && complaint.contains(PROVIDER_DIR_VARIABLE),
             "{complaint}"
         );
         let installed = root.join("lib/memferry/libmemferry-fi.so");
         fs::write(&installed, "").unwrap();
-        assert_eq!(find_in(None, &program).unwrap(), installed);
+        assert_eq!(PROVIDER.find_in(None, &program).unwrap(), installed);
         let beside = root.join("bin/libmemferry_fi.so");
         fs::write(&beside, "").unwrap();
-        assert_eq!(find_in(None, &program).unwrap(), beside);
+        assert_eq!(PROVIDER.find_in(None, &program).unwrap(), beside);
         let elsewhere = root.join("else where");
-        let complaint = find_in(Some(&elsewhere), &program).unwrap_err().to_string();
+        let complaint = PROVIDER.find_in(Some(&elsewhere), &program).unwrap_err().to_string();
         assert!(complaint.contains("else where, where no libmemferry-fi.so is"), "{complaint}");
         fs::write(elsewhere.join("libmemferry-fi.so"), "").unwrap();
-        assert!(find_in(Some(&elsewhere), &program).unwrap().starts_with(&elsewhere));
+        assert!(PROVIDER.find_in(Some(&elsewhere), &program).unwrap().starts_with(&elsewhere));
+        let complaint = COLLECTIVES.find_in(None, &program).unwrap_err().to_string();
+        assert!(complaint.contains("libmemferry-coll.so is not installed"), "{complaint}");
+        let collectives = root.join("bin/libmemferry_coll.so");
+        fs::write(&collectives, "\x7fELF").unwrap();
+        assert_eq!(COLLECTIVES.find_in(None, &program).unwrap(), collectives);
+        let complaint = COLLECTIVES.check_file(&collectives).unwrap_err().to_string();
+        assert!(complaint.contains("is no library of collectives; build it"), "{complaint}");
     }
 
     #[test]
@@ -143,13 +201,13 @@ mod tests {
              \"memferry-cli 0.1.0 (path+file://{url})\" = [\"memferry\"]\n"
         );
         fs::write(root.join("cargo/.crates.toml"), list).unwrap();
-        let text = find_in(None, &program).unwrap_err().to_string();
+        let text = PROVIDER.find_in(None, &program).unwrap_err().to_string();
         let cure = format!("cargo xtask install --prefix {}", root.join("cargo").display());
         assert!(text.contains(&cure), "{text}");
         assert!(text.contains("source tree/target/release"), "{text}");
         let built = build.join("libmemferry_fi.so");
         fs::write(&built, "").unwrap();
-        assert_eq!(find_in(None, &program).unwrap(), built);
+        assert_eq!(PROVIDER.find_in(None, &program).unwrap(), built);
     }
 
     #[test]

@@ -40,6 +40,13 @@ pub fn launch_variables(launcher: &Launcher, provider: &Path) -> Vec<Variable> {
     for_family(launcher.family, folder, already.as_deref())
 }
 
+/// The variable that lets the ranks load a library before all others, after those that the user
+/// preloads already.
+pub fn preload(library: &Path) -> Variable {
+    const PRELOAD: &str = "LD_PRELOAD";
+    (PRELOAD, with_folder(env::var_os(PRELOAD).as_deref(), library))
+}
+
 /// Variables that prevent an MPI family from finding the provider, or the provider from finding
 /// other hosts.
 pub fn blocking_variables(family: MpiFamily) -> &'static [&'static str] {
@@ -49,7 +56,7 @@ pub fn blocking_variables(family: MpiFamily) -> &'static [&'static str] {
     }
 }
 
-/// The folders that are already set, followed by `folder`.
+/// The paths that are already set, followed by `folder`.
 fn with_folder(already: Option<&OsStr>, folder: &Path) -> OsString {
     let Some(already) = already.filter(|already| !already.is_empty()) else {
         return folder.into();
@@ -130,6 +137,9 @@ mod tests {
         let joined = |already| with_folder(Some(OsStr::new(already)), Path::new("/our lib"));
         assert_eq!(joined("/a:/b"), "/a:/b:/our lib");
         assert_eq!(joined("/a:/our lib:/b"), "/a:/our lib:/b");
+        let (name, value) = preload(Path::new("/our/lib.so"));
+        assert_eq!(name, "LD_PRELOAD");
+        assert!(value.to_string_lossy().ends_with("/our/lib.so"));
     }
 
     #[test]

@@ -1,0 +1,101 @@
+//! Progress of MPI while a rank waits in a collective: another rank may not come to the collective before
+//! a message to this rank is delivered.
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::time::{Duration, Instant};
+
+use memferry_collective::{Progress, Stop};
+
+use crate::handles::Handles;
+use crate::library::{Handle, Library};
+
+/// Polls of which only every fourth calls MPI: most waits are shorter.
+const EARLY_POLLS: u32 = 32;
+/// Polls between two looks at the clock.
+const POLLS_PER_CLOCK: u32 = 64;
+/// How long a rank waits without sleep.
+const AWAKE: Duration = Duration::from_millis(10);
+/// How long a rank sleeps at most; afterwards it moves messages on.
+const MAX_SLEEP: Duration = Duration::from_micros(50);
+
+thread_local! {
+    /// A request of this thread that is never complete: a test of it moves all messages on, and changes
+    /// nothing else. Two threads must not test the same request.
+    static REQUEST: Cell<Option<Handle>> = const { Cell::new(None) };
+}
+
+/// Moves messages of MPI on.
+#[derive(Debug)]
+pub(crate) struct MpiProgress {
+    library: &'static Library,
+    handles: &'static Handles,
+    polls: u32,
+    since: Option<Instant>,
+}
+
+impl MpiProgress {
+    pub(crate) fn new(library: &'static Library, handles: &'static Handles) -> Self {
+        Self { library, handles, polls: 0, since: None }
+    }
+
+    /// Begins a new wait.
+    pub(crate) fn restart(&mut self) {
+        self.polls = 0;
+        self.since = None;
+    }
+
+    fn move_messages(&self) {
+        let Some(mut request) = REQUEST.get().or_else(|| self.start_request()) else { return };
+        let mut is_complete: c_int = 0;
+        // SAFETY: MPI is active, and the request belongs to this thread and is not complete.
+        unsafe {
+            (self.library.functions.test)(
+                &mut request,
+                &mut is_complete,
+                self.handles.status_ignore,
+            )
+        };
+    }
+
+    #[cold]
+    fn start_request(&self) -> Option<Handle> {
+        let mut request: Handle = 0;
+        // SAFETY: MPI is active, and the functions have the signatures of the standard. A handle of any
+        // family fits into the variable, at its start.
+        let code = unsafe {
+            let start = self.library.functions.grequest_start;
+            start(query_request, free_request, cancel_request, ptr::null_mut(), &mut request)
+        };
+        let started = (code == 0).then_some(request);
+        REQUEST.set(started);
+        started
+    }
+}
+
+impl Progress for MpiProgress {
+    fn poll(&mut self) -> Result<Duration, Stop> {
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls > EARLY_POLLS || self.polls.is_multiple_of(4) {
+            self.move_messages();
+        }
+        if !self.polls.is_multiple_of(POLLS_PER_CLOCK) && self.since.is_none() {
+            return Ok(Duration::ZERO);
+        }
+        let since = *self.since.get_or_insert_with(Instant::now);
+        Ok(if since.elapsed() < AWAKE { Duration::ZERO } else { MAX_SLEEP })
+    }
+}
+
+unsafe extern "C" fn query_request(_extra: *mut c_void, _status: *mut c_void) -> c_int {
+    0
+}
+
+unsafe extern "C" fn free_request(_extra: *mut c_void) -> c_int {
+    0
+}
+
+unsafe extern "C" fn cancel_request(_extra: *mut c_void, _is_complete: c_int) -> c_int {
+    0
+}
