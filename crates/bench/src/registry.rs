@@ -103,6 +103,7 @@ pub fn all() -> &'static [&'static Bench] {
         &message::ipc::BENCH,
         &message::pingpong::BENCH,
         &message::alltoall::BENCH,
+        &message::collectives::BENCH,
         &message::receive_overhead::BENCH,
         &message::matching::BENCH,
         &memory::pinning::BENCH,

@@ -6,6 +6,7 @@ use anyhow::bail;
 use memferry::message::plan::Pinning;
 use memferry::message::{Endpoint, EndpointBuilder, Error, Job, Peer, ShareableBuffer, TAG_ALL};
 
+use super::team_member::TeamMember;
 use crate::apps::fourier::fourier;
 use crate::apps::integer_sort::integer_sort;
 use crate::group::command::{GroupTask, WorkerCommand};
@@ -13,6 +14,7 @@ use crate::group::exchange::Exchange;
 use crate::group::plain::{Memory, TouchedPages};
 use crate::group::worker::{Member, WorkerArgs};
 use crate::harness::Sample;
+use crate::message::collective_task::{CollectiveBuffers, run_collective};
 use crate::message::first_touch::{FreshMemory, receive_fresh};
 use crate::message::matching::{MAX_DEPTH, match_messages};
 use crate::message::messages::{Link, MessageBuffers, alltoall, pingpong};
@@ -22,6 +24,9 @@ const TAG: u64 = 1;
 
 struct MemferryMember<M> {
     group: MemberGroup,
+    /// The team of the group, once a collective has run.
+    team: Option<TeamMember>,
+    collective_buffers: CollectiveBuffers,
     buffers: Option<MessageBuffers<M>>,
     /// Size of the messages into fresh memory that was last verified.
     checked_fresh_bytes: usize,
@@ -70,6 +75,8 @@ fn join_with<M: FreshMemory>(
     let peers = (0..job.size()).map(|rank| job.peer(rank)).collect();
     Ok(MemferryMember {
         group: MemberGroup { job, peers },
+        team: None,
+        collective_buffers: CollectiveBuffers::default(),
         buffers: None,
         checked_fresh_bytes: 0,
         checked_points: 0,
@@ -87,6 +94,14 @@ impl<M: FreshMemory> Member for MemferryMember<M> {
             }
             GroupTask::Alltoall { bytes } => {
                 alltoall(&mut self.group, &mut self.buffers, usize::try_from(bytes)?, times)
+            }
+            GroupTask::Collective { kind, bytes } => {
+                let team = match &mut self.team {
+                    Some(team) => team,
+                    none => none.insert(TeamMember::join(&mut self.group)?),
+                };
+                let bytes = usize::try_from(bytes)?;
+                run_collective(team, &mut self.collective_buffers, kind, bytes, times)
             }
             GroupTask::IntegerSort { keys_log2 } => integer_sort(&mut self.group, keys_log2, times),
             GroupTask::Fourier { points } => {

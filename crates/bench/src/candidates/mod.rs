@@ -9,5 +9,6 @@ pub(crate) mod ipc_channel;
 pub(crate) mod memferry_member;
 pub(crate) mod mpi;
 pub(crate) mod mpi_over_memferry;
+pub(crate) mod team_member;
 pub(crate) mod transport;
 pub(crate) mod ucx;

@@ -13,9 +13,10 @@ use crate::host::process;
 use crate::results::series::{MPICH, OPEN_MPI};
 
 /// Source files of the program.
-const SOURCES: [(&str, &str); 6] = [
+const SOURCES: [(&str, &str); 7] = [
     ("member.h", include_str!("mpi/member.h")),
     ("main.c", include_str!("mpi/main.c")),
+    ("collectives.c", include_str!("mpi/collectives.c")),
     ("matching.c", include_str!("mpi/matching.c")),
     ("messages.c", include_str!("mpi/messages.c")),
     ("integer_sort.c", include_str!("mpi/integer_sort.c")),
@@ -34,12 +35,27 @@ pub(crate) struct MpiInstallation {
 pub(crate) enum MpiTransport {
     /// Default transport of the implementation.
     Own,
+    /// Default transport, with other settings of the implementation.
+    Adjusted(Vec<Variable>),
     /// Memferry's provider, selected by these environment variables.
     Memferry(Vec<Variable>),
 }
 
+impl MpiTransport {
+    /// Lets the ranks load a library before all others.
+    pub(crate) fn preload(&mut self, library: &Path) {
+        if let Self::Adjusted(variables) | Self::Memferry(variables) = self {
+            variables.push(variables::preload(library));
+        }
+    }
+}
+
 /// Implementations that are measured.
 pub(crate) const FAMILIES: [MpiFamily; 2] = [MpiFamily::OpenMpi, MpiFamily::Mpich];
+
+/// Components of Open MPI for collectives, each with the variable of its priority.
+const COLLECTIVE_COMPONENTS: [(&str, &str); 2] =
+    [("han", "OMPI_MCA_coll_han_priority"), ("xhc", "OMPI_MCA_coll_xhc_priority")];
 
 /// Series of an implementation with its own transport.
 pub(crate) fn series(family: MpiFamily) -> &'static str {
@@ -102,6 +118,22 @@ impl MpiInstallation {
         Ok(folder.join("member"))
     }
 
+    /// Components for collectives of an Open MPI that it does not use by default, each with the
+    /// variable that makes it use the component.
+    pub(crate) fn collective_components(&self) -> Vec<(&'static str, Variable)> {
+        let program = self.launcher.path.with_file_name("ompi_info");
+        if self.launcher.family != MpiFamily::OpenMpi || !program.is_file() {
+            return Vec::new();
+        }
+        let listed = process::output(Command::new(program), REPLY_TIMEOUT).unwrap_or_default();
+        let is_listed = |name: &str| listed.contains(&format!("MCA coll: {name} "));
+        COLLECTIVE_COMPONENTS
+            .into_iter()
+            .filter(|(name, _)| is_listed(name))
+            .map(|(name, variable)| (name, (variable, "100".into())))
+            .collect()
+    }
+
     /// Starts a group of `size` ranks.
     pub(crate) fn start(
         &self,
@@ -112,16 +144,14 @@ impl MpiInstallation {
     ) -> Result<ProcessGroup, String> {
         let mut launcher = Command::new(&self.launcher.path);
         launcher.args(self.options(size, cores)).arg(member);
-        match transport {
-            MpiTransport::Own => {
-                // The user's shell may have evaluated `memferry env`.
-                for (name, _) in variables::for_family(self.launcher.family, Path::new("/"), None) {
-                    launcher.env_remove(name);
-                }
+        if !matches!(transport, MpiTransport::Memferry(_)) {
+            // The user's shell may have evaluated `memferry env`.
+            for (name, _) in variables::for_family(self.launcher.family, Path::new("/"), None) {
+                launcher.env_remove(name);
             }
-            MpiTransport::Memferry(variables) => {
-                launcher.envs(variables.iter().map(|(name, value)| (name, value)));
-            }
+        }
+        if let MpiTransport::Adjusted(variables) | MpiTransport::Memferry(variables) = transport {
+            launcher.envs(variables.iter().map(|(name, value)| (name, value)));
         }
         launcher.envs([
             ("OMPI_MCA_btl_base_warn_component_unused", "0"),

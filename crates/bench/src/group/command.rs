@@ -5,6 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::harness::Sample;
+use crate::message::collective_task::CollectiveKind;
 use crate::message::matching::MatchCase;
 
 /// A task that the members of a group execute together.
@@ -14,6 +15,8 @@ pub(crate) enum GroupTask {
     Pingpong { bytes: u64 },
     /// A message from every member to every member.
     Alltoall { bytes: u64 },
+    /// A collective of all members, with data that changes.
+    Collective { kind: CollectiveKind, bytes: u64 },
     /// A bucket sort of 2^`keys_log2` keys.
     IntegerSort { keys_log2: u64 },
     /// A Fourier transform of a cube with `points` along its edges.
@@ -46,6 +49,8 @@ const ERROR: &str = "error ";
 
 /// What comes before the word of a case.
 const MATCHING: &str = "match-";
+/// What comes before the word of a collective.
+const COLLECTIVE: &str = "coll-";
 
 impl GroupTask {
     fn keyword_and_size(self) -> (&'static str, u64) {
@@ -53,6 +58,7 @@ impl GroupTask {
             Self::Matching { depth, case } => (case.word(), depth),
             Self::Pingpong { bytes } => ("pingpong", bytes),
             Self::Alltoall { bytes } => ("alltoall", bytes),
+            Self::Collective { kind, bytes } => (kind.word(), bytes),
             Self::IntegerSort { keys_log2 } => ("is", keys_log2),
             Self::Fourier { points } => ("ft", points),
             Self::Stream { bytes } => ("stream", bytes),
@@ -67,7 +73,11 @@ impl GroupTask {
 impl fmt::Display for GroupTask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (word, size) = self.keyword_and_size();
-        let prefix = if matches!(self, Self::Matching { .. }) { MATCHING } else { "" };
+        let prefix = match self {
+            Self::Matching { .. } => MATCHING,
+            Self::Collective { .. } => COLLECTIVE,
+            _ => "",
+        };
         write!(f, "{prefix}{word} {size}")
     }
 }
@@ -96,6 +106,10 @@ impl FromStr for WorkerCommand {
             "receive-cold" => GroupTask::Receive { bytes: size, cold: true },
             "land-reused" => GroupTask::FirstTouch { bytes: size, fresh: false },
             "land-fresh" => GroupTask::FirstTouch { bytes: size, fresh: true },
+            _ if word.starts_with(COLLECTIVE) => {
+                let kind = CollectiveKind::from_word(&word[COLLECTIVE.len()..]);
+                GroupTask::Collective { kind: kind.ok_or_else(wrong)?, bytes: size }
+            }
             _ => {
                 let case = word.strip_prefix(MATCHING).and_then(MatchCase::from_word);
                 GroupTask::Matching { depth: size, case: case.ok_or_else(wrong)? }
@@ -146,6 +160,8 @@ mod tests {
         for task in [
             GroupTask::Pingpong { bytes: 0 },
             GroupTask::Alltoall { bytes: 65_536 },
+            GroupTask::Collective { kind: CollectiveKind::Barrier, bytes: 0 },
+            GroupTask::Collective { kind: CollectiveKind::Alltoall, bytes: 65_536 },
             GroupTask::IntegerSort { keys_log2: 22 },
             GroupTask::Fourier { points: 128 },
             GroupTask::Stream { bytes: 4096 },
@@ -173,6 +189,7 @@ mod tests {
             "pingpong 8 many",
             "pongping 8 1",
             "receive 8 1",
+            "coll-scatter 8 1",
             "is 8 1 1",
         ] {
             assert_eq!(

@@ -15,10 +15,12 @@ use crate::candidates::mpi::{self, MpiInstallation, MpiTransport};
 use crate::candidates::mpi_over_memferry::{self, MpiOverMemferry};
 use crate::candidates::ucx::Perftest;
 use crate::harness::{Budget, Harness, Role, Samples};
-use crate::host::mpi::MpiFamily;
+use crate::host::mpi::{MpiFamily, provider};
 use crate::message::receiver::{PacketPath, PacketReceiver};
 use crate::results::outcome::Outcome;
-use crate::results::series::{LOWER_BOUND, MEMFERRY, SHAREABLE, SINGLE_LINE};
+use crate::results::series::{
+    LOWER_BOUND, MEMFERRY, OPEN_MPI, OPEN_MPI_OVER_MEMFERRY, SHAREABLE, SINGLE_LINE,
+};
 
 /// UCX, measured by its own program `ucx_perftest`. A bench may omit it if time is short.
 pub(crate) const UCX: &str = "UCX";
@@ -94,6 +96,8 @@ struct GroupLauncher {
     cores: MemberCores,
     mpi: Vec<(MpiFamily, MpiInstallation, PathBuf)>,
     references: Vec<MpiOverMemferry>,
+    /// Further settings of Open MPI, by series.
+    adjusted: Vec<(String, usize, MpiTransport)>,
     workspace: TempWorkspace,
 }
 
@@ -121,7 +125,8 @@ impl BenchEnvironment {
             }
         }
         let (cores, asides) = (MemberCores::of_this_machine(), Vec::new());
-        let ground = GroupLauncher { cores, mpi, references: asides, workspace: scratch };
+        let adjusted = Vec::new();
+        let ground = GroupLauncher { cores, mpi, references: asides, adjusted, workspace: scratch };
         Ok(Self { launcher: ground, missing, versions })
     }
 
@@ -136,11 +141,36 @@ impl BenchEnvironment {
         }
     }
 
+    /// Finds the further settings of Open MPI for collectives, and Open MPI over Memferry with
+    /// Memferry's collectives.
+    pub(crate) fn discover_collectives(&mut self) {
+        self.discover_mpi_over_memferry();
+        let GroupLauncher { mpi, references, adjusted, .. } = &mut self.launcher;
+        references.retain(|reference| reference.series == OPEN_MPI_OVER_MEMFERRY);
+        match provider::find_collectives() {
+            Ok(library) => {
+                for reference in references {
+                    reference.transport.preload(&library);
+                }
+            }
+            Err(error) => {
+                references.clear();
+                self.missing.push(with_reason(OPEN_MPI_OVER_MEMFERRY, &format!("{error:#}")));
+            }
+        }
+        for (index, (_, installed, _)) in mpi.iter().enumerate() {
+            for (name, variable) in installed.collective_components() {
+                let series = format!("{OPEN_MPI} ({name})");
+                adjusted.push((series, index, MpiTransport::Adjusted(vec![variable])));
+            }
+        }
+    }
+
     /// Environment for benches whose candidates are all part of this program.
     pub(crate) fn in_process() -> anyhow::Result<Self> {
         let (cores, scratch) = (MemberCores::of_this_machine(), TempWorkspace::new()?);
-        let ground =
-            GroupLauncher { cores, mpi: Vec::new(), references: Vec::new(), workspace: scratch };
+        let (mpi, references, adjusted) = (Vec::new(), Vec::new(), Vec::new());
+        let ground = GroupLauncher { cores, mpi, references, adjusted, workspace: scratch };
         Ok(Self { launcher: ground, missing: Vec::new(), versions: BTreeMap::new() })
     }
 
@@ -160,6 +190,21 @@ impl BenchEnvironment {
     pub(crate) fn candidates_with_references(&mut self, size: usize) -> CandidateSet<'_> {
         let mut field = CandidateSet { groups: Vec::new(), missing: &mut self.missing };
         field.add_groups(&self.launcher, size);
+        field.add_references(&self.launcher, size);
+        field
+    }
+
+    /// Starts the members of collectives in groups of `size`.
+    pub(crate) fn collective_candidates(&mut self, size: usize) -> CandidateSet<'_> {
+        let mut field = CandidateSet { groups: Vec::new(), missing: &mut self.missing };
+        let memferry = self.launcher.start(WorkerKind::Memferry, size);
+        field.add(MEMFERRY, Role::Memferry, memferry);
+        field.add_mpi(&self.launcher, size);
+        for (series, index, transport) in &self.launcher.adjusted {
+            let (_, installed, member) = &self.launcher.mpi[*index];
+            let group = installed.start(member, size, &self.launcher.cores, transport);
+            field.add(series, Role::Peer, group);
+        }
         field.add_references(&self.launcher, size);
         field
     }
@@ -251,6 +296,10 @@ impl CandidateSet<'_> {
         for (series, kind) in MEMFERRY_KINDS {
             self.add(series, Role::Memferry, ground.start(kind, size));
         }
+        self.add_mpi(ground, size);
+    }
+
+    fn add_mpi(&mut self, ground: &GroupLauncher, size: usize) {
         for (family, installed, member) in &ground.mpi {
             let group = installed.start(member, size, &ground.cores, &MpiTransport::Own);
             self.add(mpi::series(*family), Role::Peer, group);

@@ -1,6 +1,8 @@
 //! Benches of messages between processes, and the tasks that their groups execute.
 
 pub(crate) mod alltoall;
+pub(crate) mod collective_task;
+pub(crate) mod collectives;
 pub(crate) mod first_touch;
 pub(crate) mod ipc;
 pub(crate) mod matching;

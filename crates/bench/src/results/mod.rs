@@ -14,7 +14,7 @@ pub mod suite;
 pub mod summary_keys;
 
 /// Names of all benches, in the order of the suite.
-pub const BENCH_NAMES: [&str; 16] = [
+pub const BENCH_NAMES: [&str; 17] = [
     "copy-latency",
     "copy-bandwidth",
     "overlap",
@@ -23,6 +23,7 @@ pub const BENCH_NAMES: [&str; 16] = [
     "ipc",
     "pingpong",
     "alltoall",
+    "collectives",
     "receive-overhead",
     "matching",
     "pinning",

@@ -183,6 +183,7 @@ const POLLUTION: &str = "pollution";
 const IPC: &str = "ipc";
 const PINGPONG: &str = "pingpong";
 const ALLTOALL: &str = "alltoall";
+const COLLECTIVES: &str = "collectives";
 const RECEIVE: &str = "receive-overhead";
 const MATCHING: &str = "matching";
 const PINNING: &str = "pinning";
@@ -251,6 +252,17 @@ pub static KEYS: &[SummaryKey] = &[
     ratio(ALLTOALL, "np4_1m_vs_best", None, "Speed of an exchange of 1 MiB from each to each of 4 processes, against the faster MPI."),
     ratio(ALLTOALL, "mpi_np2_1m_vs_own", None, "Speed of an exchange of 1 MiB from each to each of 2 processes by Open MPI over Memferry, against Open MPI's own transport."),
     ratio(ALLTOALL, "mpi_np4_64k_vs_own", None, "Speed of an exchange of 64 KiB from each to each of 4 processes by Open MPI over Memferry, against Open MPI's own transport."),
+
+    ratio(COLLECTIVES, "barrier_np4_vs_best", Some(1.2), "Speed of a barrier of 4 processes, against the fastest MPI."),
+    ratio(COLLECTIVES, "allreduce_8b_np4_vs_best", Some(1.2), "Speed of a sum of one double of 4 processes, against the fastest MPI."),
+    ratio(COLLECTIVES, "allreduce_1m_np4_vs_best", Some(1.2), "Speed of a sum of 1 MiB of doubles of 4 processes, against the fastest MPI."),
+    ratio(COLLECTIVES, "bcast_1m_np4_vs_best", Some(1.2), "Speed of a broadcast of 1 MiB of 4 processes, against the fastest MPI."),
+    ratio(COLLECTIVES, "alltoall_64k_np4_vs_best", Some(1.2), "Speed of an exchange of 64 KiB from each to each of 4 processes, against the fastest MPI."),
+    ratio(COLLECTIVES, "barrier_np16_vs_best", Some(1.2), "Speed of a barrier of 16 processes, against the fastest MPI."),
+    ratio(COLLECTIVES, "allreduce_8b_np16_vs_best", Some(1.2), "Speed of a sum of one double of 16 processes, against the fastest MPI."),
+    ratio(COLLECTIVES, "allreduce_1m_np16_vs_best", Some(1.2), "Speed of a sum of 1 MiB of doubles of 16 processes, against the fastest MPI."),
+    ratio(COLLECTIVES, "bcast_1m_np16_vs_best", Some(1.2), "Speed of a broadcast of 1 MiB of 16 processes, against the fastest MPI."),
+    ratio(COLLECTIVES, "alltoall_64k_np16_vs_best", Some(1.2), "Speed of an exchange of 64 KiB from each to each of 16 processes, against the fastest MPI."),
 
     share(RECEIVE, "overhead_reduction", None, "Share of the compute time lost to naive receiving of cold 1 MiB messages that the best way to receive ahead gives back (paper: 0.42)."),
     share(RECEIVE, "overhead_reduction_hot", None, "The same with messages in few places, which stay in the caches (paper: 0.31)."),

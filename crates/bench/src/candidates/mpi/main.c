@@ -27,6 +27,10 @@ struct command {
 static const struct command commands[] = {
     {"pingpong", pingpong},
     {"alltoall", alltoall},
+    {"coll-barrier", collective_barrier},
+    {"coll-bcast", collective_broadcast},
+    {"coll-allreduce", collective_allreduce},
+    {"coll-alltoall", collective_alltoall},
     {"is", integer_sort},
     {"ft", fourier},
     {"match-posted", match_posted},

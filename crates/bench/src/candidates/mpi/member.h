@@ -46,6 +46,10 @@ int all_agree(int yes);
 /* The tasks. All ranks call a task together; it returns NULL, or the reason why it failed. */
 const char *pingpong(long bytes, long iterations, struct timing *timing);
 const char *alltoall(long bytes, long iterations, struct timing *timing);
+const char *collective_barrier(long bytes, long iterations, struct timing *timing);
+const char *collective_broadcast(long bytes, long iterations, struct timing *timing);
+const char *collective_allreduce(long bytes, long iterations, struct timing *timing);
+const char *collective_alltoall(long bytes, long iterations, struct timing *timing);
 const char *integer_sort(long keys_log2, long iterations, struct timing *timing);
 const char *fourier(long points, long iterations, struct timing *timing);
 const char *match_posted(long depth, long iterations, struct timing *timing);
