@@ -1,7 +1,7 @@
 //! Direct access to the memory of other ranks. It is tried when the team is created, and used only if every rank can
 //! access every other one.
 //!
-//! A rank decides which of its addresses the others read and write. The kernel compares users on every access, but
+//! A rank decides which of its addresses the others read; nobody writes there. The kernel compares users on every access, but
 //! nothing for a process that holds `CAP_SYS_PTRACE`. So privileges are compared first: a rank can direct others only
 //! to memory that it may access itself.
 
@@ -63,43 +63,13 @@ impl PeerMemory {
         target: *mut u8,
         bytes: usize,
     ) -> Result<(), Error> {
-        self.copy(rank, address, bytes, |pid, remote, done| {
-            let local = [IoVec { address: target as usize + done, length: remote[0].length }];
-            // SAFETY: `done` plus the length is at most `bytes`, and the caller guarantees the target.
-            unsafe { cross_memory::read(pid, remote, &local) }
-        })
-    }
-
-    /// Writes memory of a rank.
-    ///
-    /// # Safety
-    /// `source` must be valid for reads of `bytes`, and the rank must have published the address for this.
-    pub(crate) unsafe fn write(
-        &self,
-        rank: usize,
-        address: u64,
-        source: *const u8,
-        bytes: usize,
-    ) -> Result<(), Error> {
-        self.copy(rank, address, bytes, |pid, remote, done| {
-            let local = [IoVec { address: source as usize + done, length: remote[0].length }];
-            // SAFETY: as in `read`, and the rank has published the address for this.
-            unsafe { cross_memory::write(pid, remote, &local) }
-        })
-    }
-
-    fn copy(
-        &self,
-        rank: usize,
-        address: u64,
-        bytes: usize,
-        mut call: impl FnMut(u32, &[IoVec; 1], usize) -> std::io::Result<usize>,
-    ) -> Result<(), Error> {
         let mut done = 0;
         while done < bytes {
             let remote = (address as usize).wrapping_add(done);
             let remote = [IoVec { address: remote, length: bytes - done }];
-            match call(self.pids[rank], &remote, done) {
+            let local = [IoVec { address: target as usize + done, length: bytes - done }];
+            // SAFETY: `done` is below `bytes`, and the caller guarantees the target.
+            match unsafe { cross_memory::read(self.pids[rank], &remote, &local) } {
                 Ok(moved) if moved > 0 => done += moved.min(bytes - done),
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {

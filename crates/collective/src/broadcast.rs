@@ -68,7 +68,11 @@ impl Team {
             if bytes <= PAYLOAD_BYTES {
                 return self.broadcast_line(buffer, bytes, root, progress);
             }
-            if bytes >= self.tuning.broadcast_cross_bytes
+            let cross = match self.shared.is_crowded {
+                true => self.tuning.crowded_broadcast_cross_bytes,
+                false => self.tuning.broadcast_cross_bytes,
+            };
+            if bytes >= cross
                 && self.peers.is_some()
                 && self.broadcast_cross(buffer, bytes, root, progress)?
             {

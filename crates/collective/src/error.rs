@@ -1,12 +1,13 @@
 //! Errors of collective operations. Every text names the cause.
 
 use std::io;
+use std::sync::Arc;
 
 use thiserror::Error;
 
 /// An error of a collective operation. Except for [`Error::Argument`], all ranks get one, and the team is of no
 /// further use.
-#[derive(Debug, Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The process of a rank has exited during an operation.
@@ -41,7 +42,31 @@ pub enum Error {
     Argument(&'static str),
     /// A system call failed while the team was created.
     #[error("a team cannot be created: {0}")]
-    System(#[from] io::Error),
+    System(SystemError),
+}
+
+/// An error of the system that can be cloned and compared.
+#[derive(Debug, Clone)]
+pub struct SystemError(pub Arc<io::Error>);
+
+impl PartialEq for SystemError {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.kind() == other.0.kind() && self.0.raw_os_error() == other.0.raw_os_error()
+    }
+}
+
+impl Eq for SystemError {}
+
+impl std::fmt::Display for SystemError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl From<io::Error> for Error {
+    fn from(error: io::Error) -> Self {
+        Self::System(SystemError(Arc::new(error)))
+    }
 }
 
 /// Why a team is broken, in a word that all ranks read.

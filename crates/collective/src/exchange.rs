@@ -249,7 +249,7 @@ impl Team {
         exchange: &Exchange,
         progress: &mut dyn Progress,
     ) -> Result<bool, Error> {
-        let (rank, size, block) = (self.rank(), self.size(), exchange.block);
+        let (size, block) = (self.size(), exchange.block);
         let (first, last) = (exchange.mark(2), exchange.mark(3));
         let exposed = Exposed::new(exchange.send, exchange.blocks(size) * block);
         let phase = self.publish(first, &exposed.encode(), progress)?;
@@ -259,23 +259,16 @@ impl Team {
         if !(0..size).all(|rank| self.exposed(rank, phase).is_reachable) {
             return Ok(false);
         }
-        let peers = self.peers.as_ref().ok_or(Error::Corrupt)?;
-        for other in (1..size).map(|step| (rank + step) % size) {
-            let offset = (exchange.index(rank) * block) as u64;
-            let address = self.exposed(other, phase).address.wrapping_add(offset);
-            // SAFETY: the caller guarantees that `recv` has a block for each rank.
-            let read =
-                unsafe { peers.read(other, address, exchange.recv.add(other * block), block) };
-            read.map_err(|error| self.shared.break_with(error))?;
-        }
+        // SAFETY: the caller guarantees that `recv` has a block for each rank.
+        unsafe { self.read_blocks(exchange, phase)? };
         let phase = self.publish(last, &[], progress)?;
         // The others read `send` until then.
         self.meet_all(phase, last, progress)?;
         Ok(true)
     }
 
-    /// By writes to the memory of the root, of all ranks at a time. Returns false if it is not reachable: then nothing
-    /// was copied.
+    /// By reads of the root. Returns false if a rank is not reachable: then nothing was copied. (Writes of all ranks
+    /// at a time would be quicker, but a rank that scribbles over the shared memory could direct them anywhere.)
     ///
     /// # Safety
     /// As the call of the operation.
@@ -287,28 +280,45 @@ impl Team {
         let (rank, size, block) = (self.rank(), self.size(), exchange.block);
         let (first, last) = (exchange.mark(2), exchange.mark(3));
         let root = exchange.root.ok_or(Error::Corrupt)?;
-        if rank == root {
-            let exposed = Exposed::new(exchange.recv, size * block);
-            self.publish(first, &exposed.encode(), progress)?;
-            if exposed.is_reachable {
-                // SAFETY: the caller guarantees it.
-                unsafe { self.copy_own(exchange, 0, block) };
-                let phase = self.publish(last, &[], progress)?;
-                self.meet_all(phase, last, progress)?;
-            }
-            return Ok(exposed.is_reachable);
+        let exposed = match rank == root {
+            true => Exposed { address: 0, is_reachable: true },
+            false => Exposed::new(exchange.send, block),
+        };
+        let phase = self.publish(first, &exposed.encode(), progress)?;
+        if rank != root {
+            // Its memory is read until the root says whether it has.
+            let phase = self.publish(last, &[], progress)?;
+            self.meet(root, phase, last, progress)?;
+            return Ok(self.exposed(root, phase).is_reachable);
         }
-        let phase = self.publish(first, &[], progress)?;
-        self.meet(root, phase, first, progress)?;
-        let exposed = self.exposed(root, phase);
-        if exposed.is_reachable {
-            let peers = self.peers.as_ref().ok_or(Error::Corrupt)?;
-            let address = exposed.address.wrapping_add((rank * block) as u64);
-            // SAFETY: the caller guarantees `send`, and the root has published its buffer for this.
-            let written = unsafe { peers.write(root, address, exchange.send, block) };
-            written.map_err(|error| self.shared.break_with(error))?;
-            self.publish(last, &[], progress)?;
+        self.meet_all(phase, first, progress)?;
+        let is_reachable = (0..size).all(|rank| self.exposed(rank, phase).is_reachable);
+        if is_reachable {
+            // SAFETY: the caller guarantees it.
+            unsafe { self.copy_own(exchange, 0, block) };
+            // SAFETY: the caller guarantees that `recv` has a block for each rank.
+            unsafe { self.read_blocks(exchange, phase)? };
         }
-        Ok(exposed.is_reachable)
+        let answer = Exposed { address: 0, is_reachable };
+        self.publish(last, &answer.encode(), progress)?;
+        Ok(is_reachable)
+    }
+
+    /// Reads the blocks for this rank from the memory of all others.
+    ///
+    /// # Safety
+    /// `recv` must be valid for writes of a block for each rank.
+    unsafe fn read_blocks(&self, exchange: &Exchange, phase: u64) -> Result<(), Error> {
+        let (rank, size, block) = (self.rank(), self.size(), exchange.block);
+        let peers = self.peers.as_ref().ok_or(Error::Corrupt)?;
+        for other in (1..size).map(|step| (rank + step) % size) {
+            let offset = (exchange.index(rank) * block) as u64;
+            let address = self.exposed(other, phase).address.wrapping_add(offset);
+            // SAFETY: the caller guarantees `recv`.
+            let read =
+                unsafe { peers.read(other, address, exchange.recv.add(other * block), block) };
+            read.map_err(|error| self.fail(error))?;
+        }
+        Ok(())
     }
 }

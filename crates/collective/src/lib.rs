@@ -30,7 +30,7 @@ mod waiting;
 
 pub use bootstrap::Invitation;
 pub use element::{Element, ElementType, ReduceOp, Reduction};
-pub use error::Error;
+pub use error::{Error, SystemError};
 pub use team::Team;
 pub use tuning::Tuning;
 pub use waiting::{NoProgress, Progress, Stop};

@@ -153,10 +153,16 @@ impl Line {
         &self.slots[phase as usize % SLOTS]
     }
 
+    /// The stamp of the slot of a phase.
+    #[inline]
+    pub(crate) fn stamp(&self, phase: u64) -> u64 {
+        self.slot(phase).stamp.load(Ordering::Acquire)
+    }
+
     /// Whether the rank has published a phase.
     #[inline]
     pub(crate) fn has_published(&self, phase: u64) -> bool {
-        self.slot(phase).stamp.load(Ordering::Acquire) >= phase
+        self.stamp(phase) >= phase
     }
 
     /// Publishes a phase. Called by the owner; [`must_look_for_sleepers`] comes after it.

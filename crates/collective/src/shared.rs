@@ -1,7 +1,8 @@
 //! One rank's view of the memory of its team: mapping, lines, staging, liveness.
 
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 use memferry_sys::file_lock;
@@ -10,7 +11,7 @@ use memferry_sys::futex::futex_wake_shared;
 use memferry_sys::shared_memory::{Mapping, Protection, SealedMemory};
 
 use crate::error::Error;
-use crate::line::{Awaited, Header, Line, must_look_for_sleepers};
+use crate::line::{Awaited, Header, Line, NO_PHASE, SLOTS, must_look_for_sleepers};
 
 /// The rank has not registered yet.
 pub(crate) const ABSENT: u32 = 0;
@@ -64,6 +65,10 @@ pub(crate) struct Shared {
     lock: CloseOnFork,
     /// Whether there are more ranks than cores, so that a rank that spins keeps another one from running.
     pub(crate) is_crowded: bool,
+    /// The last phase that this rank has published.
+    published: AtomicU64,
+    /// The error that this rank got: its copy in the shared memory may be overwritten.
+    failed: OnceLock<Error>,
     /// While the team is created: when ranks that have not registered count as missing.
     pub(crate) join_deadline: Option<Instant>,
 }
@@ -82,7 +87,16 @@ impl Shared {
         let file = memory.reopen()?;
         file_lock::lock_byte(file.as_fd(), rank as u64)?;
         let lock = CloseOnFork::new(file)?;
-        Ok(Self { mapping, layout, rank, lock, is_crowded: true, join_deadline: None })
+        Ok(Self {
+            mapping,
+            layout,
+            rank,
+            lock,
+            is_crowded: true,
+            published: AtomicU64::new(NO_PHASE),
+            failed: OnceLock::new(),
+            join_deadline: None,
+        })
     }
 
     pub(crate) fn is_owner_process(&self) -> bool {
@@ -115,6 +129,7 @@ impl Shared {
     /// Publishes a phase of this rank, and wakes those that it was the last to be awaited by.
     #[inline]
     pub(crate) fn publish(&self, phase: u64) {
+        self.published.store(phase, Ordering::Relaxed);
         self.line(self.rank).publish(phase);
         if must_look_for_sleepers(self.header()) {
             self.wake_ready();
@@ -160,7 +175,11 @@ impl Shared {
     pub(crate) fn check_broken(&self) -> Result<(), Error> {
         match self.header().broken.load(Ordering::Acquire) {
             0 => Ok(()),
-            word => Err(Error::from_word(word, self.layout.size).unwrap_or(Error::Corrupt)),
+            word => {
+                let error = Error::from_word(word, self.layout.size).unwrap_or(Error::Corrupt);
+                let _ = self.failed.set(error.clone());
+                Err(error)
+            }
         }
     }
 
@@ -173,8 +192,29 @@ impl Shared {
             Ok(_) => error,
             Err(word) => Error::from_word(word, self.layout.size).unwrap_or(Error::Corrupt),
         };
+        let _ = self.failed.set(first.clone());
         self.wake_everyone();
         first
+    }
+
+    /// The error that this rank got before. Tells it again to the others, who may not have heard of it.
+    #[inline]
+    pub(crate) fn check_failed(&self) -> Result<(), Error> {
+        match self.failed.get() {
+            None => Ok(()),
+            Some(error) => Err(self.break_with(error.clone())),
+        }
+    }
+
+    /// Fails if the line of this rank is not what it has written: then others may wait for what it has published.
+    pub(crate) fn check_own_line(&self) -> Result<(), Error> {
+        let (line, last) = (self.line(self.rank), self.published.load(Ordering::Relaxed));
+        let first = last.saturating_sub(SLOTS as u64 - 1).max(NO_PHASE + 1);
+        let is_whole = (first..=last).all(|phase| line.stamp(phase) == phase);
+        if is_whole && (last == NO_PHASE || line.state.load(Ordering::Relaxed) == JOINED) {
+            return Ok(());
+        }
+        Err(Error::Corrupt)
     }
 
     fn wake_everyone(&self) {

@@ -22,7 +22,7 @@ use crate::waiting::Progress;
 pub struct Team {
     pub(crate) shared: Shared,
     pub(crate) tuning: Tuning,
-    /// The memory of other ranks, if all ranks can read and write it directly.
+    /// The memory of other ranks, if all ranks can read that of all others.
     pub(crate) peers: Option<PeerMemory>,
     /// The last phase that this rank has published.
     phase: u64,
@@ -70,6 +70,7 @@ impl Team {
         if !self.shared.is_owner_process() {
             return Err(Error::Forked);
         }
+        self.shared.check_failed()?;
         self.shared.check_broken()
     }
 

@@ -10,9 +10,12 @@ pub struct Tuning {
     pub direct_reduce_bytes: usize,
     /// From this many bytes on a reduction reads the memory of other ranks.
     pub reduce_cross_bytes: usize,
-    /// From this many bytes on a broadcast reads the memory of the root.
+    /// From this many bytes on a broadcast reads the memory of the root, if every rank has a core. Until then the root
+    /// copies into shared memory while the others copy out of it.
     pub broadcast_cross_bytes: usize,
-    /// From this many bytes of a block on, gather and all-to-all read or write the memory of other ranks.
+    /// The same, if there are more ranks than cores: then the copy of the root takes time from the others.
+    pub crowded_broadcast_cross_bytes: usize,
+    /// From this many bytes of a block on, gather and all-to-all read the memory of other ranks.
     pub exchange_cross_bytes: usize,
     /// The part of a broadcast that is published at a time.
     pub chunk_bytes: usize,
@@ -25,8 +28,9 @@ impl Default for Tuning {
         Self {
             staging_bytes: 1 << 20,
             direct_reduce_bytes: 4 << 10,
-            reduce_cross_bytes: 512 << 10,
+            reduce_cross_bytes: 256 << 10,
             broadcast_cross_bytes: 4 << 20,
+            crowded_broadcast_cross_bytes: 256 << 10,
             exchange_cross_bytes: 16 << 10,
             chunk_bytes: 128 << 10,
             allow_cross_memory: true,
@@ -36,7 +40,7 @@ impl Default for Tuning {
 
 impl Tuning {
     /// The number of words of [`Tuning::to_words`].
-    pub(crate) const WORDS: usize = 7;
+    pub(crate) const WORDS: usize = 8;
 
     pub(crate) fn to_words(self) -> [u64; Self::WORDS] {
         let bytes = [
@@ -44,6 +48,7 @@ impl Tuning {
             self.direct_reduce_bytes,
             self.reduce_cross_bytes,
             self.broadcast_cross_bytes,
+            self.crowded_broadcast_cross_bytes,
             self.exchange_cross_bytes,
             self.chunk_bytes,
             usize::from(self.allow_cross_memory),
@@ -52,7 +57,7 @@ impl Tuning {
     }
 
     pub(crate) fn from_words(words: [u64; Self::WORDS]) -> Self {
-        let [staging, direct, reduce, broadcast, exchange, chunk, allow] =
+        let [staging, direct, reduce, broadcast, crowded, exchange, chunk, allow] =
             words.map(|word| usize::try_from(word).unwrap_or(usize::MAX));
         Self {
             staging_bytes: staging,
@@ -60,6 +65,7 @@ impl Tuning {
             direct_reduce_bytes: direct.min(staging),
             reduce_cross_bytes: reduce,
             broadcast_cross_bytes: broadcast,
+            crowded_broadcast_cross_bytes: crowded,
             exchange_cross_bytes: exchange,
             chunk_bytes: chunk.clamp(64, staging.max(64)),
             allow_cross_memory: allow == 1,

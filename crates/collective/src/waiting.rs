@@ -126,6 +126,7 @@ impl Shared {
 
     #[cold]
     fn check_awaited(&self, awaited: Awaited, phase: u64, first: usize) -> Result<(), Error> {
+        self.check_own_line().map_err(|error| self.break_with(error))?;
         let ranks = match awaited {
             Awaited::Rank(rank) => rank..rank + 1,
             Awaited::All => first..self.layout.size,

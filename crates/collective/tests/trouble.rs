@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use memferry_collective::{Error, Invitation, NoProgress, ReduceOp, Stop, Team, Tuning};
 use memferry_testing::HangGuard;
-use memferry_testing::message::process::role;
+use memferry_testing::message::process::{Child, role};
 use support::{TIMEOUT, crash, join, processes, small_tuning, threads};
 
 /// Calls an operation of each kind in turn.
@@ -92,7 +92,7 @@ fn a_rank_that_leaves_is_named_by_all_others() {
         let (children, mut team) = processes(&format!("leaves {when}"), 4, small_tuning(true));
         let error = first_error(&mut team);
         assert!(matches!(error, Error::RankLeft(VICTIM)), "{error}");
-        children.into_iter().for_each(|child| child.finish());
+        children.into_iter().for_each(Child::finish);
     }
 }
 
@@ -102,7 +102,7 @@ fn a_rank_that_stops_ends_the_operation_of_all() {
     let (children, mut team) = processes("stops 4", 4, Tuning::default());
     let error = first_error(&mut team);
     assert!(matches!(error, Error::Stopped(VICTIM) | Error::Mismatch(_)), "{error}");
-    children.into_iter().for_each(|child| child.finish());
+    children.into_iter().for_each(Child::finish);
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn the_end_of_the_process_with_rank_zero_is_noticed() {
     let (children, mut team) = processes("continues 1000000", 4, Tuning::default());
     (0..30).for_each(|round| call(&mut team, round, length(round)).unwrap());
     drop(team);
-    children.into_iter().for_each(|child| child.finish());
+    children.into_iter().for_each(Child::finish);
 }
 
 #[test]

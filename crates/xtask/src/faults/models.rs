@@ -7,8 +7,13 @@ use anyhow::{Context, bail};
 use super::{FaultRow, cargo_test, passed, root};
 use crate::print_line;
 
-const PACKAGES: [&str; 4] =
-    ["memferry-engine", "memferry-memory", "memferry-copy", "memferry-message"];
+const PACKAGES: [&str; 5] = [
+    "memferry-engine",
+    "memferry-memory",
+    "memferry-copy",
+    "memferry-message",
+    "memferry-collective",
+];
 
 pub(super) fn run(_: bool, rows: &mut Vec<FaultRow>) -> anyhow::Result<()> {
     let mut count = 0;
