@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | copies | [`Ferry`] | asynchronous copies in a process, by any engine of the machine |
 //! | messages | [`message::Endpoint`], [`message::Job`], [`message::Link`] | single-copy messages between processes |
+//! | collective operations | [`message::Job`] | barrier, broadcast, reduce, gather and all-to-all of processes |
 //! | windows | [`message::Window`], [`message::RemoteWindow`] | one-sided put and get to exposed memory |
 //!
 //! # Copies
@@ -234,12 +235,12 @@ pub mod message {
     #[doc(hidden)]
     pub use memferry_message::*;
     pub use memferry_message::{
-        ConnectError, CrossMemoryDenied, DisconnectReason, Endpoint, EndpointBuilder, Error,
-        FailedOperation, IntoSegments, IntoSegmentsMut, Job, Link, Listener, MAX_SEGMENTS,
-        MemorySide, MessageStatus, Operation, OperationScope, OwnedOperation, Peer, PeerAccess,
-        PutNotification, RawMemory, ReadyFd, RemoteWindow, Rights, ScopedOperation, Segment,
-        ShareableBuffer, Source, SystemError, TAG_ALL, TAG_ANY, ValidationError, Window,
-        WindowHandle,
+        CollectiveError, ConnectError, CrossMemoryDenied, DisconnectReason, Element, ElementType,
+        Endpoint, EndpointBuilder, Error, FailedOperation, IntoSegments, IntoSegmentsMut, Job,
+        Link, Listener, MAX_SEGMENTS, MemorySide, MessageStatus, Operation, OperationScope,
+        OwnedOperation, Peer, PeerAccess, PutNotification, RawMemory, ReadyFd, ReduceOp, Reduction,
+        RemoteWindow, Rights, ScopedOperation, Segment, ShareableBuffer, Source, SystemError,
+        TAG_ALL, TAG_ANY, ValidationError, Window, WindowHandle,
     };
 }
 

@@ -70,6 +70,9 @@ pub enum Error {
         .0.map_or_else(String::new, |denied| format!(" ({denied})"))
     )]
     Unreachable(Option<CrossMemoryDenied>),
+    /// A collective operation failed. Except for wrong arguments, all ranks of the job get an error.
+    #[error(transparent)]
+    Collective(#[from] memferry_collective::Error),
     /// This process is a fork of the one that opened the endpoint or link.
     #[error("opened before a fork: only the parent process can use it; open another here")]
     Forked,

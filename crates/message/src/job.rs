@@ -4,15 +4,21 @@
 //! joined, and tells its parent; rank 0 tells everybody that all have. So a job of `n` ranks starts with
 //! `n - 1` connections. The other connections are made when the first message needs them.
 
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::builder::EndpointBuilder;
 use crate::endpoint::{Endpoint, TAG_ANY};
 use crate::error::{ConnectError, Error, ValidationError};
+use crate::job_team::Membership;
 use crate::port::Peer;
 
 /// An endpoint among `size` endpoints of a job. Two ranks are connected when the first message
 /// between them needs it.
+///
+/// Collective operations ([`Job::barrier`], [`Job::broadcast`], [`Job::allreduce`] and so on) are called by all
+/// ranks, in the same order and with the same lengths. They go through shared memory, not through messages. When
+/// a rank dies, all ranks get an error that names it.
 ///
 /// ```
 /// use memferry::message::Job;
@@ -25,6 +31,10 @@ pub struct Job {
     endpoint: Endpoint,
     rank: usize,
     peers: Vec<Peer>,
+    /// For collective operations.
+    pub(crate) team: Mutex<Membership>,
+    /// Asked from time to time by collective operations that wait.
+    pub(crate) interrupt: OnceLock<fn() -> bool>,
 }
 
 impl std::fmt::Debug for Job {
@@ -67,6 +77,13 @@ impl Job {
     /// When `rank` is not below the size.
     pub fn peer(&self, rank: usize) -> Peer {
         self.peers[rank]
+    }
+
+    /// Sets a function that collective operations call while they wait for long: it ends them on all ranks by
+    /// returning true. The first one stays.
+    #[doc(hidden)]
+    pub fn set_interrupt(&self, is_interrupted: fn() -> bool) {
+        let _ = self.interrupt.set(is_interrupted);
     }
 
     /// The rank of a peer.
@@ -127,7 +144,13 @@ impl EndpointBuilder {
         let timeout = self.config()?.connect_timeout;
         let peers: Result<_, _> =
             (0..size).map(|other| endpoint.add_peer(&socket_name(name, other))).collect();
-        let job = Job { endpoint, rank, peers: peers? };
+        let job = Job {
+            endpoint,
+            rank,
+            peers: peers?,
+            team: Mutex::default(),
+            interrupt: OnceLock::new(),
+        };
         match job.wait_for_all(name, Instant::now().checked_add(timeout))? {
             None => Ok(job),
             Some(rank) => {
@@ -139,11 +162,20 @@ impl EndpointBuilder {
 }
 
 impl Job {
+    /// The parent of this rank in the tree; rank 0 has none.
+    pub(crate) fn parent(&self) -> Option<usize> {
+        self.rank.checked_sub(1).map(|place| place / 2)
+    }
+
+    /// The children of this rank in the tree.
+    pub(crate) fn children(&self) -> impl Iterator<Item = usize> + Clone + use<> {
+        let size = self.size();
+        [2 * self.rank + 1, 2 * self.rank + 2].into_iter().filter(move |child| *child < size)
+    }
+
     /// Waits until all ranks have joined. Returns the rank that is missing at the deadline.
     fn wait_for_all(&self, name: &str, deadline: Option<Instant>) -> Result<Option<usize>, Error> {
-        let parent = self.rank.checked_sub(1).map(|place| place / 2);
-        let children = [2 * self.rank + 1, 2 * self.rank + 2];
-        let children = children.into_iter().filter(|child| *child < self.size());
+        let (parent, children) = (self.parent(), self.children());
         // First of all: a parent that sees this rank does not take it for the missing one.
         let has_parent = match parent {
             Some(parent) => self.connect_to_parent(&socket_name(name, parent), parent, deadline)?,

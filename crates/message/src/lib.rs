@@ -1,7 +1,8 @@
 //! Messages between processes of one machine, from any memory to any memory, with a single copy.
 //!
 //! [`Endpoint`]s exchange tagged messages with many peers; a [`Link`] connects two processes that
-//! read and write in order; a [`Job`] connects many endpoints by a name and a rank each. A
+//! read and write in order; a [`Job`] connects many endpoints by a name and a rank each, and has collective
+//! operations. A
 //! [`Window`] is memory that peers put to and get from without a call of its owner.
 //! [`ShareableBuffer`] is memory that peers map, so that messages need no system call.
 //!
@@ -26,6 +27,8 @@ mod error;
 #[doc(hidden)]
 pub mod fuzz;
 mod job;
+mod job_collective;
+mod job_team;
 mod link;
 mod link_listener;
 mod matching;
@@ -55,6 +58,9 @@ pub use error::{ConnectError, DisconnectReason, Error, MemorySide, SystemError, 
 pub use job::Job;
 pub use link::Link;
 pub use link_listener::Listener;
+pub use memferry_collective::{
+    Element, ElementType, Error as CollectiveError, ReduceOp, Reduction,
+};
 pub use memferry_sys::cross_memory::CrossMemoryDenied;
 pub use operation::{FailedOperation, Operation, OperationScope, OwnedOperation, ScopedOperation};
 pub use port::{MessageStatus, Peer, set_offload_ferry};
