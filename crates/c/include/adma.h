@@ -1,7 +1,7 @@
 /*
  * adma.h - asynchronous memory copies, fills and compares; messages between two processes from memory
- * to memory; and windows into the memory of another process: start one, compute, check whether it is
- * complete. Copies, fills and compares take memory of a GPU too, if one is in use (adma_use_gpu). Part
+ * to memory; windows into the memory of another process: start one, compute, check whether it is
+ * complete; and collective operations of many processes. Copies, fills and compares take memory of a GPU too, if one is in use (adma_use_gpu). Part
  * of Memferry. Link with -ladma.
  *
  * Memory. A call that starts an operation and returns at once (adma_icopy, adma_icopy_notify,
@@ -244,6 +244,106 @@
 #define ADMA_ENOTRECOVERABLE -131
 
 /**
+ * Elements of one byte with a sign, for `adma_allreduce` and `adma_reduce`.
+ */
+#define ADMA_INT8 0
+
+/**
+ * Elements of two bytes with a sign.
+ */
+#define ADMA_INT16 1
+
+/**
+ * Elements of four bytes with a sign.
+ */
+#define ADMA_INT32 2
+
+/**
+ * Elements of eight bytes with a sign.
+ */
+#define ADMA_INT64 3
+
+/**
+ * Elements of one byte without a sign.
+ */
+#define ADMA_UINT8 4
+
+/**
+ * Elements of two bytes without a sign.
+ */
+#define ADMA_UINT16 5
+
+/**
+ * Elements of four bytes without a sign.
+ */
+#define ADMA_UINT32 6
+
+/**
+ * Elements of eight bytes without a sign.
+ */
+#define ADMA_UINT64 7
+
+/**
+ * Floating-point numbers of four bytes.
+ */
+#define ADMA_FLOAT 8
+
+/**
+ * Floating-point numbers of eight bytes.
+ */
+#define ADMA_DOUBLE 9
+
+/**
+ * The sum. Integers wrap around.
+ */
+#define ADMA_SUM 0
+
+/**
+ * The product. Integers wrap around.
+ */
+#define ADMA_PRODUCT 1
+
+/**
+ * The minimum. A NaN is kept if rank 0 has it, and ignored otherwise.
+ */
+#define ADMA_MIN 2
+
+/**
+ * The maximum, with a NaN as in the minimum.
+ */
+#define ADMA_MAX 3
+
+/**
+ * And, bit by bit; for integers only.
+ */
+#define ADMA_BIT_AND 4
+
+/**
+ * Or, bit by bit; for integers only.
+ */
+#define ADMA_BIT_OR 5
+
+/**
+ * Exclusive or, bit by bit; for integers only.
+ */
+#define ADMA_BIT_XOR 6
+
+/**
+ * 1 if all elements are other than 0, else 0.
+ */
+#define ADMA_LOGICAL_AND 7
+
+/**
+ * 1 if an element is other than 0, else 0.
+ */
+#define ADMA_LOGICAL_OR 8
+
+/**
+ * 1 if an odd number of elements is other than 0, else 0.
+ */
+#define ADMA_LOGICAL_XOR 9
+
+/**
  * For `adma_expose`: the peer may get from the window.
  */
 #define ADMA_READ 1
@@ -293,7 +393,7 @@ extern "C" {
 int adma_init(void);
 
 /**
- * Closes the library: closes all links and listeners as `adma_close` does, waits for running calls
+ * Closes the library: leaves all teams, closes all links and listeners as `adma_close` does, waits for running calls
  * of other threads and for all copies in flight, then stops the channels. Calls that start
  * meanwhile wait, then open the library again.
  *
@@ -711,6 +811,144 @@ int64_t adma_peek(int fd);
  * it, and its link is closed then.
  */
 int adma_close(int fd);
+
+/**
+ * Joins a team of `size` processes of one user on this machine, with a rank from 0 to `size - 1`. Waits until all
+ * have joined, for at most 10 seconds.
+ *
+ * All processes of a team call the same collective operations, in the same order and with the same lengths. When a
+ * process of the team exits or leaves, the operations of all others fail with `ADMA_EPIPE`, and
+ * `adma_last_error` names the rank. While one thread is in an operation of a team, others wait.
+ *
+ * Returns the number of the team (0 or above), or a negative code: `ADMA_ETIMEDOUT` if a rank is missing.
+ *
+ * # Safety
+ * `name` must be null or a string that ends with a zero byte.
+ */
+int adma_team_join(const char *name,
+                   size_t rank,
+                   size_t size);
+
+/**
+ * Leaves a team.
+ *
+ * Returns 0, or `ADMA_EBADF` if there is no such team.
+ */
+int adma_team_leave(int team);
+
+/**
+ * Waits until all ranks of a team have called it.
+ *
+ * Returns 0 or a negative code, as all collective operations: `ADMA_EPIPE` if a rank has exited or left,
+ * `ADMA_EPROTO` if a rank has called something else.
+ */
+int adma_barrier(int team);
+
+/**
+ * Copies `len` bytes at `addr` from rank `root` to all other ranks.
+ *
+ * Returns 0 or a negative code.
+ *
+ * # Safety
+ * Until this returns, `addr` must be valid for `len` bytes, for reading at the root and for writing elsewhere, and no
+ * other thread may use it.
+ */
+int adma_broadcast(int team,
+                   void *addr,
+                   size_t len,
+                   size_t root);
+
+/**
+ * Reduces `count` elements of a type at `src` of all ranks by an operation, element by element and in the order of
+ * the ranks, to `dst` of all ranks. `src` and `dst` may be equal.
+ *
+ * Returns 0 or a negative code.
+ *
+ * # Safety
+ * Until this returns, `src` must be valid for reading and `dst` for writing of `count` elements, and no other thread
+ * may use them. If they are not equal, they must not overlap.
+ */
+int adma_allreduce(int team,
+                   const void *src,
+                   void *dst,
+                   size_t count,
+                   int element_type,
+                   int operation);
+
+/**
+ * As `adma_allreduce`, to `dst` of rank `root` alone; the other ranks may pass null.
+ *
+ * Returns 0 or a negative code.
+ *
+ * # Safety
+ * As `adma_allreduce`.
+ */
+int adma_reduce(int team,
+                const void *src,
+                void *dst,
+                size_t count,
+                int element_type,
+                int operation,
+                size_t root);
+
+/**
+ * As `adma_allreduce`, with a function and elements of `element_len` bytes. The function combines `count` elements at
+ * `into`, of some ranks, with those at `from`, of the next rank, and writes the result to `into`. It is called in the
+ * order of the ranks, several times, each time for other elements. It must make no calls for this team.
+ *
+ * Returns 0 or a negative code.
+ *
+ * # Safety
+ * As `adma_allreduce`; the function must be valid with this argument.
+ */
+int adma_allreduce_by(int team,
+                      const void *src,
+                      void *dst,
+                      size_t count,
+                      size_t element_len,
+                      void (*combine)(void *into, const void *from, size_t count, void *arg),
+                      void *arg);
+
+/**
+ * Copies `len` bytes at `src` of each rank to `dst` of rank `root`, in the order of the ranks: `len` bytes for each.
+ * At the root, `src` may be the place of its own bytes in `dst`. The other ranks may pass null for `dst`.
+ *
+ * Returns 0 or a negative code.
+ *
+ * # Safety
+ * Until this returns, `src` must be valid for reading of `len` bytes, and `dst` at the root for writing of `len` bytes
+ * for each rank, and no other thread may use them.
+ */
+int adma_gather(int team,
+                const void *src,
+                void *dst,
+                size_t len,
+                size_t root);
+
+/**
+ * As `adma_gather`, to all ranks.
+ *
+ * Returns 0 or a negative code.
+ *
+ * # Safety
+ * As `adma_gather`, where every rank is a root.
+ */
+int adma_allgather(int team, const void *src, void *dst, size_t len);
+
+/**
+ * Copies the first `len` bytes at `src` of each rank to rank 0, the next `len` bytes to rank 1, and so on; `dst` gets
+ * `len` bytes of each rank, in the order of the ranks. `src` and `dst` may be equal.
+ *
+ * Returns 0 or a negative code.
+ *
+ * # Safety
+ * Until this returns, `src` must be valid for reading and `dst` for writing of `len` bytes for each rank, and no other
+ * thread may use them. If they are not equal, they must not overlap.
+ */
+int adma_alltoall(int team,
+                  const void *src,
+                  void *dst,
+                  size_t len);
 
 /**
  * Exposes `len` bytes at `addr` to the peer of a link, which then puts to them (`ADMA_WRITE`) or

@@ -18,6 +18,7 @@ use memferry_sys::fork::OwnerProcess;
 use crate::code::{ADMA_EALREADY, CallError};
 use crate::links::Links;
 use crate::open::LibraryState;
+use crate::teams::Teams;
 use crate::windows::FIRST_WINDOW;
 
 /// Runs `call` with the library, which is opened first if it is not open.
@@ -55,6 +56,11 @@ pub(crate) fn close() {
 /// The links of this process.
 pub(crate) fn links() -> &'static Links {
     &ProcessGlobals::current().links
+}
+
+/// The teams of this process.
+pub(crate) fn teams() -> &'static Teams {
+    &ProcessGlobals::current().teams
 }
 
 /// Whether a descriptor is that of a link or listener from before a fork.
@@ -95,6 +101,7 @@ struct ProcessGlobals {
     first_cookie: AtomicI64,
     state: RwLock<GlobalState>,
     links: Links,
+    teams: Teams,
 }
 
 #[derive(Debug, Default)]
@@ -128,6 +135,7 @@ impl ProcessGlobals {
             first_cookie: AtomicI64::new(i64::MAX),
             state: RwLock::default(),
             links: Links::new(inherited.is_some()),
+            teams: Teams::default(),
         }));
         match current.compare_exchange(parent, ours, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY: it comes from a box, and being published it is never freed.

@@ -1,4 +1,4 @@
-//! `libadma`: Memferry's copies, links and windows for C programs, under the names that the papers
+//! `libadma`: Memferry's copies, links, windows and teams for C programs, under the names that the papers
 //! gave the calls.
 //!
 //! Every call goes through `guard`, which stops every panic, to the one ferry and the links in
@@ -15,6 +15,8 @@ mod link_calls;
 mod links;
 mod memory;
 mod open;
+mod team_calls;
+mod teams;
 mod window_calls;
 mod windows;
 
@@ -26,6 +28,7 @@ pub use deliver_calls::*;
 pub use gpu_calls::*;
 use guard::guarded;
 pub use link_calls::*;
+pub use team_calls::*;
 pub use window_calls::*;
 
 /// Opens the library: loads or measures the profile of the machine, and starts the channels.
@@ -43,7 +46,7 @@ pub extern "C" fn adma_init() -> c_int {
     })
 }
 
-/// Closes the library: closes all links and listeners as `adma_close` does, waits for running calls
+/// Closes the library: leaves all teams, closes all links and listeners as `adma_close` does, waits for running calls
 /// of other threads and for all copies in flight, then stops the channels. Calls that start
 /// meanwhile wait, then open the library again.
 ///
@@ -58,6 +61,7 @@ pub extern "C" fn adma_init() -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn adma_fini() -> c_int {
     guarded("adma_fini", || {
+        global::teams().leave_all();
         let outcome = global::links().close_all();
         global::close();
         outcome.map(|()| 0)

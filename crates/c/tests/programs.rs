@@ -231,6 +231,12 @@ fn windows_end_well_whatever_happens_to_them() {
 }
 
 #[test]
+fn teams_call_collective_operations_and_name_who_dies() {
+    run_with_both_libraries("tests/c/team.c", &["1"]);
+    run_with_settings(&["tests/c/team.c"], &[("MEMFERRY_CMA", "off")]);
+}
+
+#[test]
 fn memory_that_a_stopped_process_may_write_is_busy_and_nothing_stays_behind() {
     run_with_both_libraries("tests/c/frozen.c", &["1"]);
 }
@@ -270,7 +276,9 @@ fn copies_reach_the_memory_of_a_gpu_or_say_that_there_is_none() {
 
 #[test]
 fn the_examples_say_that_all_went_well() {
-    for example in ["examples-c/overlap.c", "examples-c/link.c", "examples-c/window.c"] {
+    let examples =
+        ["examples-c/overlap.c", "examples-c/link.c", "examples-c/window.c", "examples-c/team.c"];
+    for example in examples {
         for output in run_with_both_libraries(example, &["1"]) {
             let text = String::from_utf8_lossy(&output.stdout);
             assert!(text.trim_end().ends_with(": equal"), "{example} says: {text}");

@@ -93,6 +93,7 @@ impl From<message::Error> for CallError {
             E::NotPermitted { .. } => ADMA_EACCES,
             E::Unreachable(_) => ADMA_EHOSTUNREACH,
             E::Forked => ADMA_ECHILD,
+            E::Collective(error) => of_collective(error),
             _ => ADMA_ENOTRECOVERABLE,
         };
         Self::new(code, with_causes(&error))
@@ -117,6 +118,21 @@ fn of_message_validation(error: &message::ValidationError) -> c_int {
         E::TooManyWindows => ADMA_EMFILE,
         // Also a variable that is not aligned.
         _ => ADMA_EINVAL,
+    }
+}
+
+fn of_collective(error: &message::CollectiveError) -> c_int {
+    use message::CollectiveError as E;
+    match error {
+        E::RankDied(_) | E::RankLeft(_) => ADMA_EPIPE,
+        E::RankMissing(_) => ADMA_ETIMEDOUT,
+        E::Mismatch(_) | E::Corrupt => ADMA_EPROTO,
+        E::Stopped(_) => ADMA_ECANCELED,
+        E::BadMemory(_) => ADMA_ENXIO,
+        E::Forked => ADMA_ECHILD,
+        E::Argument(_) => ADMA_EINVAL,
+        E::System(error) => of_system(&error.0),
+        _ => ADMA_ENOTRECOVERABLE,
     }
 }
 
