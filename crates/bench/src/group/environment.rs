@@ -19,7 +19,8 @@ use crate::host::mpi::{MpiFamily, provider};
 use crate::message::receiver::{PacketPath, PacketReceiver};
 use crate::results::outcome::Outcome;
 use crate::results::series::{
-    LOWER_BOUND, MEMFERRY, OPEN_MPI, OPEN_MPI_OVER_MEMFERRY, SHAREABLE, SINGLE_LINE,
+    LOWER_BOUND, MEMFERRY, MPICH_OVER_MEMFERRY, OPEN_MPI, OPEN_MPI_OVER_MEMFERRY, SHAREABLE,
+    SINGLE_LINE,
 };
 
 /// UCX, measured by its own program `ucx_perftest`. A bench may omit it if time is short.
@@ -147,6 +148,7 @@ impl BenchEnvironment {
         self.discover_mpi_over_memferry();
         let GroupLauncher { mpi, references, adjusted, .. } = &mut self.launcher;
         references.retain(|reference| reference.series == OPEN_MPI_OVER_MEMFERRY);
+        self.missing.retain(|missing| !missing.starts_with(MPICH_OVER_MEMFERRY));
         match provider::find_collectives() {
             Ok(library) => {
                 for reference in references {

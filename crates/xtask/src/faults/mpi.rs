@@ -29,14 +29,22 @@ pub(super) fn run(_: bool, rows: &mut Vec<FaultRow>) -> anyhow::Result<()> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(cargo)
         .args(["build", "--release", "--locked", "--package", "memferry-fabric"])
+        .args(["--package", "memferry-mpi-collectives"])
         .env("CARGO_TARGET_DIR", root().join("target"))
         .status()
         .context("cargo cannot be run")?;
     if !built.success() {
         bail!("the provider cannot be built");
     }
+    run_tests(&[], "tests of MPICH that pass", rows)?;
+    let collectives = ["--collectives", "--folders", "coll"];
+    run_tests(&collectives, "its tests of collectives that pass with Memferry's", rows)
+}
+
+/// Runs tests of MPICH with options of the script, and adds a row for them.
+fn run_tests(options: &[&str], what: &str, rows: &mut Vec<FaultRow>) -> anyhow::Result<()> {
     let mut command = Command::new(root().join("crates/fabric/tests/mpich/run"));
-    command.arg("--path").arg(root().join("target/release"));
+    command.arg("--path").arg(root().join("target/release")).args(options);
     command.arg(env::var("MEMFERRY_MPICH_SOURCE").unwrap_or_else(|_| "--debian".into()));
     let output = command.stderr(Stdio::inherit()).output().context("the script cannot be run")?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -52,7 +60,7 @@ pub(super) fn run(_: bool, rows: &mut Vec<FaultRow>) -> anyhow::Result<()> {
     let detail = format!(
         "{both} fail on both, {known} differ for a known reason, {left_out} left out, {not_built} not built"
     );
-    rows.push(FaultRow { what: "tests of MPICH that pass".into(), count, detail });
+    rows.push(FaultRow { what: what.into(), count, detail });
     Ok(())
 }
 
