@@ -129,9 +129,13 @@ impl SealedMemory {
 
     /// Maps all of the memory.
     pub fn map(&self, access: Protection) -> io::Result<Mapping> {
+        const HUGE_PAGE: usize = 2 << 20;
         let mapping = self.map_reserved(access, self.length)?;
-        // SAFETY: the advice concerns the mapping created above; a refusal affects only speed.
-        let _ = unsafe { madvise(mapping.as_ptr().cast(), mapping.len(), Advice::LinuxHugepage) };
+        if self.length >= HUGE_PAGE {
+            let (start, length) = (mapping.as_ptr().cast(), mapping.len());
+            // SAFETY: the advice concerns the mapping created above; a refusal affects only speed.
+            let _ = unsafe { madvise(start, length, Advice::LinuxHugepage) };
+        }
         Ok(mapping)
     }
 

@@ -28,6 +28,9 @@ const HANDSHAKE_SLEEP: Duration = Duration::from_micros(500);
 /// Maximum sleep with a remote transport, whose peers may end without an event.
 const REMOTE_SLEEP: Duration = Duration::from_millis(250);
 
+/// Maximum number of polls of a thread that stops polling while another one sleeps.
+const MAX_REARM_ROUNDS: u32 = 8;
+
 /// How long a thread may sleep.
 struct SleepBounds {
     /// The sleep ends after this time: by the deadline of the caller, and by `longest`.
@@ -145,15 +148,14 @@ impl Port {
         } else {
             state.arm_wakeups();
         }
-        let words = readiness.is_none().then(|| state.futex_words());
+        let words = readiness.is_none().then(|| Arc::new(state.futex_words()));
         // Polls once more after the wakeups are armed: control messages, space, and claims
         // of cooperative messages.
         let is_idle = !state.windows.take_word_changes() && !state.has_ready_ring();
         // Makes no copies: other threads treat this one as asleep.
-        if is_idle && !state.progress_steps() && state.wait_epoch() == seen {
-            if state.wakeup.has_hints() {
-                state.leave_quiet_rings(0);
-            }
+        let is_idle = is_idle && !state.progress_steps() && state.wait_epoch() == seen;
+        if is_idle && !(state.wakeup.has_hints() && state.leave_quiet_rings(0)) {
+            state.wakeup.sleeper_words.clone_from(&words);
             state.entering_sleep = true;
             let timeout = bounds.epoll_timeout(&state);
             drop(state);
@@ -166,6 +168,7 @@ impl Port {
         }
         state.wakeup.has_sleeper = false;
         state.wakeup.sleeper_on_epoll = false;
+        state.wakeup.sleeper_words = None;
         if readiness.is_some() {
             state.drain_wakeups();
         }
@@ -186,9 +189,10 @@ impl Port {
         if state.wakeup.sleeper_on_epoll {
             state.wakeup.signal_epoll();
         } else {
-            // It sleeps on the words of its time: the first of these wakes it.
-            let words = state.futex_words();
-            let _ = words.iter().any(|(word, _)| futex_wake_shared(word));
+            // The first of its words wakes it.
+            let words = state.wakeup.sleeper_words.as_ref();
+            let _ =
+                words.is_some_and(|words| words.iter().any(|(word, _)| futex_wake_shared(word)));
         }
         self.local_futex.word().fetch_add(1, Ordering::Release);
         self.local_futex.wake_all();
@@ -232,8 +236,17 @@ impl PortState {
         if !self.wakeup.is_futex_armed() {
             return false;
         }
-        self.arm_wakeups();
-        (self.has_ready_ring() || self.protocol.peers.has_active()) && self.progress_steps()
+        for round in 0..MAX_REARM_ROUNDS {
+            self.arm_wakeups();
+            let is_ready = self.has_ready_ring() || self.protocol.peers.has_active();
+            if !is_ready || !self.progress_steps() {
+                return round > 0;
+            }
+            // A ring that was polled because of its hint is not armed yet.
+        }
+        // The sleeper polls what arrives faster than this thread reads.
+        self.mark_changed();
+        true
     }
 
     /// Whether a ring has a control message, or space that this side waits for.

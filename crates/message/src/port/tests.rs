@@ -409,6 +409,7 @@ fn a_sleeper_that_is_woken_before_it_sleeps_does_not_sleep_whoever_polls_meanwhi
     (state.wakeup.has_sleeper, state.wakeup.armed) = (true, FUTEX_ARMED);
     state.arm_wakeups();
     let words = state.futex_words();
+    state.wakeup.sleeper_words = Some(std::sync::Arc::new(state.futex_words()));
     pair.port().wake_sleeper(&mut state);
     state.begin_polling();
     state.end_polling();

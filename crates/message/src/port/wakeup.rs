@@ -73,6 +73,8 @@ pub(super) struct Wakeup {
     pub(super) has_sleeper: bool,
     /// The sleeper sleeps on `epoll`.
     pub(super) sleeper_on_epoll: bool,
+    /// The words that the sleeper sleeps on otherwise.
+    pub(super) sleeper_words: Option<Arc<FutexWords>>,
     /// Threads that poll the rings.
     pub(super) pollers: u32,
     /// The last call left control messages in the rings, and signalled `wake_event` for them.
@@ -145,18 +147,17 @@ impl Wakeup {
 
     /// Sends the hints of this port to a new peer. The first peer of many makes them, for all.
     fn share_hints(&mut self, index: usize, peers: &mut PeerTable) {
-        let (hints, from) = match &self.hints {
-            Some(hints) => (hints.clone(), index),
+        let (hints, slots) = match &self.hints {
+            Some(hints) => (hints.clone(), index..index + 1),
             None if peers.connected < MANY_CONNECTIONS => return,
             None => match HintMemory::new() {
-                Ok(hints) => (self.hints.insert(Arc::new(hints)).clone(), 0),
+                Ok(hints) => (self.hints.insert(Arc::new(hints)).clone(), 0..peers.len()),
                 // Without hints, every ring is polled.
                 Err(_) => return,
             },
         };
-        let last = if from == index { index } else { peers.len() - 1 };
         let own = rustix::process::geteuid().as_raw();
-        for slot in from..=last {
+        for slot in slots {
             let Some(connection) = &mut peers[slot].connection else { continue };
             // Another user could hold back the messages of others for a while.
             let is_own = connection.wire.peer.id.credentials.uid == own;
@@ -296,9 +297,10 @@ impl Wakeup {
 
     /// Disarms the wakeups of rings that are polled, and of the hints.
     pub(super) fn disarm_all(&self, peers: &mut PeerTable) {
-        if let Some(hints) = &self.hints {
+        let slept_on = self.sleeper_words.iter().filter_map(|words| words.hints.as_ref());
+        self.hints.iter().chain(slept_on).for_each(|hints| {
             hints.words().wakeup().disarm();
-        }
+        });
         peers.for_polled(|connection| connection.wire.disarm_wakeup());
     }
 

@@ -39,7 +39,8 @@ impl WakeupFlags {
     /// this. Returns the flags that were armed and not yet taken by the peer.
     pub fn arm(&self, flags: u32) -> u32 {
         step();
-        let before = self.word.swap(flags, Ordering::Relaxed);
+        // Release: a peer that takes the flags sees what was shared with it before, such as hints.
+        let before = self.word.swap(flags, Ordering::Release);
         fence(Ordering::SeqCst);
         before
     }
@@ -65,7 +66,7 @@ impl WakeupFlags {
             0
         } else {
             step();
-            self.word.swap(0, Ordering::Relaxed)
+            self.word.swap(0, Ordering::Acquire)
         }
     }
 

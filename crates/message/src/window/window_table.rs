@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use memferry_sys::shared_memory::{Mapping, SealedMemory};
 use memferry_sys::sync::lock;
@@ -202,7 +202,7 @@ impl AsFd for WindowTable {
     }
 }
 
-/// The window table of a peer that no window is attached of: only its first page is mapped.
+/// The window table of a peer that no window is attached of: its first page is mapped.
 #[derive(Debug)]
 pub(crate) struct PeerWindowTable {
     first_page: Arc<Mapping>,
@@ -216,20 +216,25 @@ impl PeerWindowTable {
         Ok(Self { first_page: Arc::new(first_page) })
     }
 
-    /// Maps the whole table. A process that can map nothing more has the windows of the first page.
+    /// A view of the table.
     pub(crate) fn view(&self) -> WindowTableView {
         let existing = self.first_page.len() / size_of::<WindowRecord>();
-        let whole = self.first_page.extend(MAX_TABLE_BYTES).map(Arc::new);
-        let mapping = whole.unwrap_or_else(|_| self.first_page.clone());
-        WindowTableView { mapping, capacity: AtomicUsize::new(existing) }
+        WindowTableView {
+            first_page: self.first_page.clone(),
+            whole: OnceLock::new(),
+            capacity: AtomicUsize::new(existing),
+        }
     }
 }
 
 /// A view of the window table of a peer.
 #[derive(Debug)]
 pub(crate) struct WindowTableView {
-    mapping: Arc<Mapping>,
-    /// The number of records that exist, as far as this side knows.
+    first_page: Arc<Mapping>,
+    /// All pages, once a record of another page was needed.
+    whole: OnceLock<Mapping>,
+    /// The number of records that exist and are mapped, as far as this side knows. It is set after
+    /// `whole`.
     capacity: AtomicUsize,
 }
 
@@ -237,24 +242,36 @@ impl WindowTableView {
     /// The record of a number, if it exists.
     #[inline]
     fn record(&self, number: u32) -> Option<&WindowRecord> {
-        let mut existing = self.capacity.load(Ordering::Relaxed);
+        // Acquire: the mapping of these records is seen too.
+        let mut existing = self.capacity.load(Ordering::Acquire);
         if number as usize >= existing {
             existing = self.refresh_capacity(number)?;
         }
-        // SAFETY: this many were found to exist, and they exist for ever.
-        unsafe { records(&self.mapping, existing) }.get(number as usize)
+        let mapping = self.whole.get().unwrap_or(&self.first_page);
+        // SAFETY: this many were found to exist in the mapping, and they exist for ever.
+        unsafe { records(mapping, existing) }.get(number as usize)
     }
 
     /// Checks in the kernel whether a record exists by now, and returns the number of records. The
-    /// owner is not trusted: touching memory that does not exist would kill this process.
+    /// owner is not trusted: touching memory that does not exist would kill this process. A process that can
+    /// map nothing more has the windows of the first page.
     #[cold]
     fn refresh_capacity(&self, number: u32) -> Option<usize> {
         let offset = (number as usize).checked_mul(size_of::<WindowRecord>())?;
-        if !self.mapping.exists(offset) {
+        let whole = match self.whole.get() {
+            Some(whole) => whole,
+            None => {
+                let mapping = self.first_page.extend(MAX_TABLE_BYTES).ok()?;
+                self.whole.get_or_init(|| mapping)
+            }
+        };
+        if !whole.exists(offset) {
             return None;
         }
-        let existing = number as usize + 1;
-        Some(self.capacity.fetch_max(existing, Ordering::Relaxed).max(existing))
+        // The memory consists of whole pages.
+        let page = self.first_page.len();
+        let existing = (offset / page + 1) * page / size_of::<WindowRecord>();
+        Some(self.capacity.fetch_max(existing, Ordering::Release).max(existing))
     }
 
     /// Reads the record of a window, if the window is open with this generation.
