@@ -150,7 +150,8 @@ fn peers_that_pretend_to_visit_hold_little_and_all_of_it_goes_with_them() {
             resource_usage().descriptors <= before.descriptors + 4 * 8
         });
         let kept = quarantined_buffers();
-        assert!((1..=8).contains(&kept), "round {round}: one process holds {kept} buffers");
+        // One more may have been accepted before the connection that reached the limit ended.
+        assert!((1..=9).contains(&kept), "round {round}: one process holds {kept} buffers");
         child.child.kill();
         until("nothing of it is left", || quarantined_buffers() == 0);
     }
