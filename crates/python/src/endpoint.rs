@@ -7,8 +7,9 @@ use std::time::Duration;
 use memferry::message::{self, Rights, Source, TAG_ALL, TAG_ANY};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyString};
 
+use crate::collective::{self, HostMemory, Operation as ReduceOperation};
 use crate::error::message_error;
 use crate::memory::Held;
 use crate::operation::{Operation, Status};
@@ -322,5 +323,146 @@ impl Job {
     /// The rank of a peer; `None` if it does not belong to the job.
     fn rank_of(&self, peer: &Bound<'_, Peer>) -> Option<usize> {
         self.inner.rank_of(peer.get().0)
+    }
+
+    /// Waits until all ranks have called it.
+    fn barrier(&self, py: Python<'_>) -> PyResult<()> {
+        collective::run(py, &self.inner, message::Job::barrier)
+    }
+
+    /// Copies the bytes of rank `root` to the buffers of all ranks.
+    #[pyo3(signature = (buffer, root=0))]
+    fn broadcast(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, root: usize) -> PyResult<()> {
+        let held = match root == self.inner.rank() {
+            true => Held::source_of(buffer)?,
+            false => Held::target_of(buffer)?,
+        };
+        let memory = HostMemory::of(&held)?;
+        // SAFETY: the view keeps the memory in place; that no other code uses it is the promise of the caller.
+        collective::run(py, &self.inner, |job| unsafe {
+            job.broadcast_raw(memory.pointer(), memory.bytes, root)
+        })
+    }
+
+    /// Reduces the elements of all ranks to all ranks: in place, or into `out`.
+    #[pyo3(signature = (data, op=None, *, out=None))]
+    fn allreduce(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        op: Option<&Bound<'_, PyAny>>,
+        out: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.reduce_any(py, data, op, out, None)
+    }
+
+    /// Reduces the elements of all ranks to rank `root`: in place, or into `out`.
+    #[pyo3(signature = (data, op=None, root=0, *, out=None))]
+    fn reduce(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        op: Option<&Bound<'_, PyAny>>,
+        root: usize,
+        out: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.reduce_any(py, data, op, out, Some(root))
+    }
+
+    /// Copies the bytes of all ranks into `out` of rank `root`, in the order of the ranks.
+    #[pyo3(signature = (data, out=None, root=0))]
+    fn gather(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        out: Option<&Bound<'_, PyAny>>,
+        root: usize,
+    ) -> PyResult<()> {
+        let (size, is_root) = (self.inner.size(), root == self.inner.rank());
+        let source = Held::source_of(data)?;
+        let from = HostMemory::of(&source)?;
+        let target = match (out, is_root) {
+            (Some(out), true) => Some(Held::target_of(out)?),
+            (None, true) => return Err(PyValueError::new_err("the root of a gather needs out")),
+            (_, false) => None,
+        };
+        let into = target.as_ref().map_or(Ok(from), HostMemory::of)?;
+        if is_root {
+            into.expect(from.bytes * size, "out")?;
+        }
+        // SAFETY: as in `broadcast`.
+        collective::run(py, &self.inner, |job| unsafe {
+            job.gather_raw(from.pointer(), into.pointer(), from.bytes, root)
+        })
+    }
+
+    /// Copies the bytes of all ranks into `out` of all ranks, in the order of the ranks.
+    fn allgather(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        out: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (source, target) = (Held::source_of(data)?, Held::target_of(out)?);
+        let (from, into) = (HostMemory::of(&source)?, HostMemory::of(&target)?);
+        into.expect(from.bytes * self.inner.size(), "out")?;
+        // SAFETY: as in `broadcast`.
+        collective::run(py, &self.inner, |job| unsafe {
+            job.allgather_raw(from.pointer(), into.pointer(), from.bytes)
+        })
+    }
+
+    /// Copies the n-th of as many equal blocks of bytes as there are ranks to rank n: in place, or into `out`.
+    #[pyo3(signature = (data, out=None))]
+    fn alltoall(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        out: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (source, target) = (Held::source_of(data)?, Held::target_of(out.unwrap_or(data))?);
+        let (from, into) = (HostMemory::of(&source)?, HostMemory::of(&target)?);
+        let block = from.bytes / self.inner.size();
+        from.expect(block * self.inner.size(), "data, a block for each rank,")?;
+        into.expect(from.bytes, "out")?;
+        // SAFETY: as in `broadcast`.
+        collective::run(py, &self.inner, |job| unsafe {
+            job.alltoall_raw(from.pointer(), into.pointer(), block)
+        })
+    }
+}
+
+impl Job {
+    fn reduce_any(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        op: Option<&Bound<'_, PyAny>>,
+        out: Option<&Bound<'_, PyAny>>,
+        root: Option<usize>,
+    ) -> PyResult<()> {
+        let sum = PyString::new(py, "sum");
+        let operation = ReduceOperation::of(op.unwrap_or(sum.as_any()), data)?;
+        let source = Held::source_of(data)?;
+        let from = HostMemory::of(&source)?;
+        let target = match root.is_none_or(|root| root == self.inner.rank()) {
+            true => Some(Held::target_of(out.unwrap_or(data))?),
+            false => None,
+        };
+        let into = target.as_ref().map_or(Ok(from), HostMemory::of)?;
+        into.expect(from.bytes, "out")?;
+        let count = from.bytes / operation.element_bytes();
+        collective::run(py, &self.inner, |job| {
+            operation.with(|reduction| {
+                let (from, into) = (from.pointer().cast_const(), into.pointer());
+                // SAFETY: as in `broadcast`.
+                unsafe {
+                    match root {
+                        Some(root) => job.reduce_raw(reduction, from, into, count, root),
+                        None => job.allreduce_raw(reduction, from, into, count),
+                    }
+                }
+            })
+        })
     }
 }

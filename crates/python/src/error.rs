@@ -50,9 +50,15 @@ pub(crate) fn build_error(error: &memferry::BuildError) -> PyErr {
 
 /// An error of a message or a window.
 pub(crate) fn message_error(error: &message::Error) -> PyErr {
+    use message::CollectiveError::{Argument, RankDied, RankLeft};
     match error {
-        message::Error::Validation(_) => PyValueError::new_err(text(error)),
-        message::Error::PeerDisconnected(_) => PeerDisconnected::new_err(text(error)),
+        message::Error::Validation(_) | message::Error::Collective(Argument(_)) => {
+            PyValueError::new_err(text(error))
+        }
+        message::Error::PeerDisconnected(_)
+        | message::Error::Collective(RankDied(_) | RankLeft(_)) => {
+            PeerDisconnected::new_err(text(error))
+        }
         message::Error::Cancelled => Cancelled::new_err(text(error)),
         _ => Error::new_err(text(error)),
     }

@@ -14,6 +14,7 @@
 //! call of a copy or a message.
 
 mod array_interface;
+mod collective;
 mod copies;
 mod dlpack;
 mod endpoint;

@@ -179,6 +179,44 @@ class Job:
     def size(self) -> int: ...
     def peer(self, rank: int) -> Peer: ...
     def rank_of(self, peer: Peer) -> int | None: ...
+    def barrier(self) -> None:
+        """Waits until all ranks have called it.
+
+        All ranks call the same collective operations, in the same order and with the same sizes. When a rank dies,
+        all others raise ``Error``, which names it.
+        """
+
+    def broadcast(self, buffer: Memory, root: int = 0) -> None:
+        """Copies the bytes of rank ``root`` to the buffers of all ranks."""
+
+    def allreduce(
+        self, data: Memory, op: str | Callable[[memoryview, memoryview], object] = "sum", *, out: Memory | None = None
+    ) -> None:
+        """Reduces the elements of all ranks to all ranks, in place or into ``out``.
+
+        ``op`` is ``"sum"``, ``"product"``, ``"min"``, ``"max"``, ``"and"``, ``"or"``, ``"xor"``, ``"logical_and"``,
+        ``"logical_or"``, ``"logical_xor"``, or a function of two memoryviews: it combines the first, of some ranks,
+        with the second, of the next rank, and writes the result into the first.
+        """
+
+    def reduce(
+        self,
+        data: Memory,
+        op: str | Callable[[memoryview, memoryview], object] = "sum",
+        root: int = 0,
+        *,
+        out: Memory | None = None,
+    ) -> None:
+        """Reduces the elements of all ranks to rank ``root``, in place or into ``out``."""
+
+    def gather(self, data: Memory, out: Memory | None = None, root: int = 0) -> None:
+        """Copies the bytes of all ranks into ``out`` of rank ``root``, in the order of the ranks."""
+
+    def allgather(self, data: Memory, out: Memory) -> None:
+        """Copies the bytes of all ranks into ``out`` of all ranks, in the order of the ranks."""
+
+    def alltoall(self, data: Memory, out: Memory | None = None) -> None:
+        """Copies the n-th of as many blocks as there are ranks to rank n, in place or into ``out``."""
 
 class Window:
     """Memory of this process that peers put to and get from."""

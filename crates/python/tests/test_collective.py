@@ -1,0 +1,135 @@
+"""Collective operations of jobs."""
+
+import multiprocessing
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import memferry
+
+spawn = multiprocessing.get_context("spawn")
+SIZE = 3
+
+
+def operations(name, rank):
+    job = memferry.Job.join(name, rank, SIZE, timeout=60)
+    for count in [0, 1, 100, 200_000]:
+        job.barrier()
+        mine = np.arange(count, dtype=np.float64) + rank
+        total = SIZE * np.arange(count) + 3
+        sums = np.zeros_like(mine)
+        job.allreduce(mine, out=sums)
+        assert (sums == total).all()
+        job.allreduce(mine, "max")
+        assert (mine == np.arange(count) + SIZE - 1).all()
+        bits = np.full(count, 1 << rank, np.uint8)
+        job.reduce(bits, "or", root=1)
+        assert (bits == (7 if rank == 1 else 1 << rank)).all()
+        buffer = np.full(count, rank, np.int32)
+        job.broadcast(buffer, root=2)
+        assert (buffer == 2).all()
+        block = np.full(count, rank, np.int16)
+        every = np.repeat(np.arange(SIZE, dtype=np.int16), count)
+        out = np.zeros(SIZE * count, np.int16)
+        job.allgather(block, out)
+        assert (out == every).all()
+        out[:] = -1
+        job.gather(block, out if rank == 1 else None, root=1)
+        assert rank != 1 or (out == every).all()
+        rows = np.repeat(10 * rank + np.arange(SIZE), count)
+        got = np.zeros_like(rows)
+        job.alltoall(rows, got)
+        assert (got == np.repeat(10 * np.arange(SIZE) + rank, count)).all()
+        job.alltoall(rows)
+        assert (rows == got).all()
+
+
+def functions(name, rank):
+    job = memferry.Job.join(name, rank, SIZE, timeout=60)
+
+    def smaller(into, other):
+        into = np.frombuffer(into, np.int64)
+        np.minimum(into, np.frombuffer(other, np.int64), out=into)
+
+    mine = np.array([5 - rank, rank])
+    job.allreduce(mine, smaller)
+    assert mine.tolist() == [3, 0]
+    with pytest.raises(ValueError, match="no operation"):
+        job.allreduce(mine, "average")
+    with pytest.raises(ValueError, match="integers only"):
+        job.allreduce(np.zeros(2), "xor")
+    with pytest.raises(TypeError, match="cannot be reduced"):
+        job.allreduce(np.zeros(2, np.complex128))
+    with pytest.raises(ValueError, match="read-only"):
+        job.allreduce(b"12345678")
+    with pytest.raises(ValueError, match="bytes"):
+        job.allgather(mine, mine)
+    job.barrier()
+
+    def wrong(into, other):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError):
+        job.allreduce(mine, wrong)
+
+
+def victim(name, rank):
+    job = memferry.Job.join(name, rank, SIZE, timeout=60)
+    job.barrier()
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(memferry.PeerDisconnected, match="rank 2"):
+        job.barrier()
+
+
+def run_ranks(name, target, dies=None):
+    others = [spawn.Process(target=target, args=(name, rank)) for rank in range(1, SIZE)]
+    for process in others:
+        process.start()
+    target(name, 0)
+    for rank, process in enumerate(others, 1):
+        process.join(60)
+        assert rank == dies or process.exitcode == 0
+
+
+def test_every_operation_gives_the_right_result(name):
+    run_ranks(name, operations)
+
+
+def test_functions_combine_and_wrong_arguments_are_refused(name):
+    run_ranks(name, functions)
+
+
+def test_a_rank_that_dies_is_named(name):
+    run_ranks(name, victim, dies=2)
+
+
+def late(name, rank):
+    job = memferry.Job.join(name, rank, SIZE, timeout=60)
+    job.barrier()
+    time.sleep(1.5)
+    with pytest.raises(memferry.Error):
+        job.barrier()
+
+
+def test_a_handler_of_a_signal_ends_an_operation_on_all_ranks(name):
+    others = [spawn.Process(target=late, args=(name, rank)) for rank in range(1, SIZE)]
+    for process in others:
+        process.start()
+    job = memferry.Job.join(name, 0, SIZE, timeout=60)
+    job.barrier()
+
+    def handler(number, frame):
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with pytest.raises(InterruptedError):
+        job.barrier()
+    signal.signal(signal.SIGALRM, before)
+    for process in others:
+        process.join(60)
+        assert process.exitcode == 0
