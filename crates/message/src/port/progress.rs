@@ -25,8 +25,9 @@ pub(super) enum ProgressScope {
 /// Interval of liveness checks without progress.
 const LIVENESS_CHECK_NS: u64 = 10_000_000;
 
-/// Interval of polls of the listener while named peers are not connected.
-const ACCEPT_POLL_NS: u64 = 100_000;
+/// Interval of polls of the listener while named peers are not connected. A thread of the endpoint accepts them
+/// too, but has to be scheduled.
+const ACCEPT_POLL_NS: u64 = 1_000_000;
 
 impl PortState {
     /// Makes progress with the lock held. Returns whether that made progress, or whether a caller that

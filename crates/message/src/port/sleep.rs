@@ -174,7 +174,10 @@ impl Port {
         }
         // Keeps other flags: an event loop may have armed its own during the sleep.
         state.wakeup.armed &= !way | before;
-        state.check_peers(true);
+        // A message comes first: the thread checks its peers when it finds nothing, and before it sleeps again.
+        if !state.has_ready_ring() {
+            state.check_peers(true);
+        }
         self.notify_local_waiters();
         state
     }
