@@ -30,6 +30,10 @@ pub enum CompletionKind {
     Put,
     /// A get from a window of a peer.
     Get,
+    /// No operation: requests of peers have arrived, which
+    /// [`crate::Endpoint::take_service`] returns. The context of the entry is `u64::MAX`.
+    #[doc(hidden)]
+    Service,
 }
 
 /// The completion of a posted operation.

@@ -147,20 +147,21 @@ pub(crate) const SEGMENT_BYTES: usize = 24;
 
 /// Flags of the envelope, in the 16-bit field.
 const HAS_DATA: u16 = 1;
-const IS_UNTAGGED: u16 = 2;
+/// The position of the match space, of two bits.
+const SPACE_SHIFT: u32 = 1;
 /// Flags of an announcement, in the 8-bit field: its 16-bit field contains the core.
 const RTS_HAS_RECEIVES: u8 = 1;
 const RTS_FLAGS_SHIFT: u32 = 1;
 
 #[inline]
 fn pack_envelope(envelope: &Envelope) -> u16 {
-    let untagged = if envelope.space == MatchSpace::Untagged { IS_UNTAGGED } else { 0 };
-    untagged | if envelope.data.is_some() { HAS_DATA } else { 0 }
+    u16::from(envelope.space.code()) << SPACE_SHIFT
+        | if envelope.data.is_some() { HAS_DATA } else { 0 }
 }
 
 #[inline]
 fn unpack_envelope(flags: u16, tag: u64, data: u64) -> Envelope {
-    let space = if flags & IS_UNTAGGED == 0 { MatchSpace::Tagged } else { MatchSpace::Untagged };
+    let space = MatchSpace::of_code((flags >> SPACE_SHIFT) as u8);
     Envelope { space, tag, data: (flags & HAS_DATA != 0).then_some(data) }
 }
 
@@ -370,9 +371,10 @@ mod tests {
     }
 
     fn envelope() -> impl Strategy<Value = Envelope> {
-        any::<(bool, u64, Option<u64>)>().prop_map(|(plain, tag, data)| {
-            let space = if plain { MatchSpace::Untagged } else { MatchSpace::Tagged };
-            Envelope { space, tag, data }
+        (0..4u8, any::<u64>(), any::<Option<u64>>()).prop_map(|(space, tag, data)| Envelope {
+            space: MatchSpace::of_code(space),
+            tag,
+            data,
         })
     }
 

@@ -2,14 +2,42 @@
 
 use crate::buffers::Source;
 
-/// The match space of a message. Messages of one space never match receives of the other.
+/// The match space of a message. Messages of one space never match receives of another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u8)]
 pub enum MatchSpace {
     /// Messages with a tag, matched by tag.
     #[default]
     Tagged,
     /// Messages without a tag, matched in order of arrival.
     Untagged,
+    /// Requests to the libfabric provider of the receiver. They match no receive.
+    #[doc(hidden)]
+    Service,
+    /// Replies to these requests, matched by tag.
+    #[doc(hidden)]
+    Reply,
+}
+
+impl MatchSpace {
+    /// The number of the space, of two bits.
+    #[doc(hidden)]
+    #[inline]
+    pub fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// The space with a number, of which the lowest two bits count.
+    #[doc(hidden)]
+    #[inline]
+    pub fn of_code(code: u8) -> Self {
+        match code & 3 {
+            0 => Self::Tagged,
+            1 => Self::Untagged,
+            2 => Self::Service,
+            _ => Self::Reply,
+        }
+    }
 }
 
 /// The data that is sent with the bytes of a message.

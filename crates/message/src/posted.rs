@@ -8,7 +8,7 @@ use crate::completion::{CompletionEntry, CompletionOptions};
 use crate::endpoint::Endpoint;
 use crate::envelope::{Envelope, MatchSpec};
 use crate::error::Error;
-use crate::port::{Peer, PortState};
+use crate::port::{Peer, PendingOps, PortState, ServiceMessage};
 use crate::remote_transport::{RemoteRma, RemoteTransport};
 use crate::segments::Segment;
 use crate::window::{RawMemory, RemoteWindow, Rights, Window};
@@ -113,6 +113,28 @@ impl Endpoint {
     #[inline]
     pub fn inject(&self, to: Peer, envelope: Envelope, bytes: &[u8]) -> Result<(), Error> {
         self.port().inject(to, envelope, bytes)
+    }
+
+    /// Accepts requests of peers ([`crate::MatchSpace::Service`]) from now on. Requests are sent by
+    /// [`Endpoint::inject`], to connected peers only.
+    pub fn enable_service(&self) {
+        self.port().lock().enable_service();
+    }
+
+    /// Takes the first request of a peer. A completion entry of [`crate::CompletionKind::Service`] reports
+    /// that there are any; the caller takes all of them, and ends each by [`Endpoint::end_service`].
+    pub fn take_service(&self) -> Option<ServiceMessage> {
+        self.port().lock().take_service()
+    }
+
+    /// Ends a request of a peer, after the reply was sent.
+    pub fn end_service(&self, peer: Peer) {
+        self.port().lock().end_service(peer);
+    }
+
+    /// The operations in flight with a peer.
+    pub fn pending_ops(&self, peer: Peer) -> Result<PendingOps, Error> {
+        self.port().lock().protocol.pending_ops(peer)
     }
 
     /// Makes progress until everything that was injected has left this process, or until the timeout. Returns

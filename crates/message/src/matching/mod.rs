@@ -376,6 +376,12 @@ impl<R: PartialEq + Copy, M> MatchQueues<R, M> {
         self.posted.iter().filter_map(|(_, posted)| posted.key.source)
     }
 
+    /// Returns whether a receive in a space is posted that names a sender.
+    pub(crate) fn has_posted_in(&self, space: MatchSpace, source: usize) -> bool {
+        let is_it = |key: &MatchKey| key.space == space && key.source == Some(source);
+        self.posted.iter().any(|(_, posted)| is_it(&posted.key))
+    }
+
     /// Drops the unexpected messages for which `keep` returns `false`.
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(UnexpectedEntry<'_, M>) -> bool) {
         let slots: Vec<_> = self.unexpected.iter().map(|(slot, _)| slot).collect();

@@ -7,7 +7,7 @@ use super::peer_table::Reassembly;
 use super::protocol::{ControlEvent, Protocol};
 use super::{RtsInfo, UnexpectedPayload};
 use crate::control::{ControlMessage, OperationId};
-use crate::envelope::Envelope;
+use crate::envelope::{Envelope, MatchSpace};
 use crate::error::Error;
 use crate::matching::UnexpectedRef;
 use crate::path::{self, ReceiveStage, Receiving, StepResult};
@@ -28,7 +28,12 @@ impl Protocol {
                 self.deliver_inline(peer, envelope, length, &payload)?;
             }
             ControlMessage::Eager { envelope, length, first } => {
-                self.deliver_eager(peer, envelope, length, first)?;
+                if envelope.space == MatchSpace::Service {
+                    self.start_service(peer, envelope, length)?;
+                    self.deliver_fragment(peer, first)?;
+                } else {
+                    self.deliver_eager(peer, envelope, length, first)?;
+                }
             }
             ControlMessage::Fragment { receiver: None, data } => {
                 self.deliver_fragment(peer, data)?;
@@ -45,6 +50,9 @@ impl Protocol {
                 has_receives: expects,
                 nonresident: absent,
             } => {
+                if envelope.space == MatchSpace::Service {
+                    return Err(ProtocolError("an announced request"));
+                }
                 let source = self.peers.wire(peer).decode_buffer(source, length)?;
                 let request =
                     RtsInfo { sender, source, core, has_receives: expects, nonresident: absent };
@@ -118,6 +126,11 @@ impl Protocol {
         payload: &[u64; 6],
     ) -> Result<(), ProtocolError> {
         let bytes = payload.as_ptr().cast::<u8>();
+        if envelope.space == MatchSpace::Service {
+            // SAFETY: the payload is a local copy of 48 bytes, of which the length was checked.
+            let bytes = unsafe { std::slice::from_raw_parts(bytes, length.into()) }.to_vec();
+            return self.deliver_service(peer, envelope, bytes);
+        }
         if let Some(number) = self.match_arrival(peer, &envelope, length.into()) {
             let Some(receiving) = self.operations.receiving(number) else { return Ok(()) };
             receiving.set_matched(peer, envelope, length.into());
@@ -190,6 +203,7 @@ impl Protocol {
                 Ok(())
             }
             Reassembly::Unexpected(id) => self.append_unexpected(peer, id, data),
+            Reassembly::Service => self.append_service(peer, data),
         }
     }
 

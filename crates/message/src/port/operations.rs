@@ -254,7 +254,7 @@ impl OperationTable {
         }
     }
 
-    fn count_completion(&mut self) {
+    pub(super) fn count_completion(&mut self) {
         self.newly_completed += 1;
         self.completed_total += 1;
     }

@@ -14,6 +14,7 @@ use super::named_peers::NamedPeer;
 use super::poll_set::HintState;
 use super::protocol::Protocol;
 use super::remote::RemoteState;
+use super::service::PartialService;
 use super::{MessageStatus, Peer, SEGMENTS_PER_WEIGHT};
 use crate::connect::handshake::EndpointUuid;
 use crate::connect::listener::Listener;
@@ -40,6 +41,8 @@ pub(super) enum Reassembly {
     Receive(OperationId),
     /// A buffered message.
     Unexpected(UnexpectedRef),
+    /// A request to the layer above the port.
+    Service,
 }
 
 /// A connection and the operations that use it.
@@ -60,6 +63,8 @@ pub(super) struct ConnectedPeer {
     /// Some active operations are new, or the last pass made progress with them and left some incomplete.
     pub(super) has_runnable: bool,
     pub(super) reassembly: Reassembly,
+    /// The request of which fragments arrive.
+    pub(super) partial_service: Option<Box<PartialService>>,
     /// A message was lost: the connection ends before a later message can overtake it.
     pub(super) disconnect_pending: bool,
     /// Copy, by a thread of its own, of a message of the peer whose memory may never become resident.
@@ -83,6 +88,7 @@ impl ConnectedPeer {
             eager_blocked: false,
             pending_fins: 0,
             reassembly: Reassembly::None,
+            partial_service: None,
             disconnect_pending: false,
             slow_copy: None,
             slow_sender_copy: None,
@@ -133,6 +139,8 @@ pub(crate) struct PeerSlot {
     pub(super) remote_uses: usize,
     /// A receive or probe has named this peer since the remote transport was last notified of awaited peers.
     pub(super) is_awaited: bool,
+    /// Number of requests of the peer that the layer above the port has not ended.
+    pub(super) service_count: usize,
 }
 
 impl PeerSlot {

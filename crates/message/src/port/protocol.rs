@@ -10,6 +10,7 @@ use super::UnexpectedPayload;
 use super::operations::OperationTable;
 use super::peer_table::PeerTable;
 use super::planner::Planner;
+use super::service::ServiceInbox;
 use crate::control::OperationId;
 use crate::matching::MatchQueues;
 use crate::path::ActiveCopy;
@@ -23,6 +24,7 @@ pub(crate) struct Protocol {
     pub(crate) operations: OperationTable,
     pub(super) planner: Planner,
     pub(super) copies: CopySchedule,
+    pub(super) service: ServiceInbox,
     /// Something has changed that no completion reports: a message was buffered, a peer is disconnected, or
     /// an operation waits for its memory. A thread may wait for that; the port's guard notifies it at the
     /// unlock.
@@ -75,6 +77,7 @@ impl Protocol {
             operations,
             planner,
             copies: CopySchedule::default(),
+            service: ServiceInbox::default(),
             changed: false,
             #[cfg(test)]
             steps: 0,

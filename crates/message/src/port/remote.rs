@@ -10,12 +10,13 @@ use super::submit::Started;
 use super::{Peer, PortState, UnexpectedPayload};
 use crate::completion::{CompletionKind, CompletionOptions};
 use crate::control::OperationId;
-use crate::envelope::Envelope;
+use crate::envelope::{Envelope, MatchSpace};
 use crate::error::{DisconnectReason, Error, ValidationError};
 use crate::matching::MatchKey;
 use crate::path::{ReceiveStage, SendStage};
 use crate::plan::PathKind;
 use crate::remote_transport::{RemoteEvent, RemoteRma, RemoteRmaOp, RemoteTransport};
+use crate::ring::cells::ProtocolError;
 use crate::segments::{Segment, scatter};
 
 /// Passes between two polls of the transport, which are system calls and take as long as hundreds of passes.
@@ -156,11 +157,14 @@ impl Protocol {
     }
 
     /// Frees slots of peers on other hosts that nothing refers to: the application, operations, posted
-    /// receives and buffered messages. A peer that sends again gets another slot. Returns whether any slot
+    /// receives, buffered messages and requests. A peer that sends again gets another slot. Returns whether any slot
     /// was freed.
     pub(super) fn free_unused_remote(&mut self) -> bool {
         let is_unused = |slot: &PeerSlot| {
-            slot.remote_id.is_some() && slot.remote_uses == 0 && slot.unexpected_count == 0
+            slot.remote_id.is_some()
+                && slot.remote_uses == 0
+                && slot.unexpected_count == 0
+                && slot.service_count == 0
         };
         if !self.peers.iter().any(is_unused) {
             return false;
@@ -297,6 +301,12 @@ impl Protocol {
         match event {
             RemoteEvent::Arrived { peer, envelope, bytes } => {
                 let index = self.remote_slot(peer)?;
+                if envelope.space == MatchSpace::Service {
+                    let violation = |ProtocolError(what)| {
+                        Error::PeerDisconnected(DisconnectReason::ProtocolViolation(what))
+                    };
+                    return self.deliver_service(index, envelope, bytes).map_err(violation);
+                }
                 self.deliver_remote_eager(index, envelope, bytes);
             }
             RemoteEvent::Rts { peer, envelope, length, ticket } => {

@@ -6,6 +6,7 @@ use super::protocol::{ControlEvent, Protocol};
 use super::{StepContext, step_context};
 use crate::connection::CopyError;
 use crate::control::{ControlMessage, OperationId};
+use crate::envelope::MatchSpace;
 use crate::path::{self, ReceiveStage, SendStage, StepResult};
 use crate::plan::PathKind;
 use crate::ring::cells::ProtocolError;
@@ -238,6 +239,7 @@ impl Protocol {
             };
             if matches!(sending.stage, SendStage::Queued)
                 && sending.path != PathKind::Single
+                && sending.envelope.space != MatchSpace::Service
                 && !connection.accepts_eager()
             {
                 sending.path = PathKind::Single;

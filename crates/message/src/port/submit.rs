@@ -4,10 +4,10 @@ use super::operations::OperationKind;
 use super::peer_table::Reassembly;
 use super::progress::ProgressScope;
 use super::protocol::{MatchEvent, Protocol};
-use super::{MessageStatus, Peer, PortState, UnexpectedPayload, step_context};
+use super::{MessageStatus, Peer, PortState, UnexpectedPayload, service, step_context};
 use crate::completion::CompletionOptions;
 use crate::control::{ControlMessage, OperationId, inline_limit};
-use crate::envelope::{Envelope, MatchSpec};
+use crate::envelope::{Envelope, MatchSpace, MatchSpec};
 use crate::error::{DisconnectReason, Error, ValidationError};
 use crate::matching::{MatchKey, Unexpected};
 use crate::path::{self, ReceiveStage, Receiving, SendStage, Sending, StepResult};
@@ -159,6 +159,8 @@ impl Protocol {
         let connection = self.peers.connection(peer);
         let first = connection.send_queue.is_empty();
         let path = match length {
+            // A request is never announced: no receive matches it.
+            _ if envelope.space == MatchSpace::Service => service::path_of(&envelope, length),
             // A receiver without space requests the payload later.
             _ if is_asked_for || !connection.accepts_eager() => PathKind::Single,
             _ if length <= inline_limit(&envelope) as u64 => PathKind::Inline,
@@ -202,7 +204,7 @@ impl Protocol {
     ) -> Result<bool, ProtocolError> {
         let connection = self.peers.connection(peer);
         if !connection.send_queue.is_empty()
-            || !connection.accepts_eager()
+            || !connection.accepts_eager() && envelope.space != MatchSpace::Service
             || !connection.wire.may_send()
         {
             return Ok(false);

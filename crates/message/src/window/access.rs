@@ -366,7 +366,15 @@ impl RemoteWindow {
         unsafe { self.execute(request) }
     }
 
-    fn request(
+    pub(super) fn memory(&self) -> &PeerMemory {
+        &self.memory
+    }
+
+    pub(super) fn rma_engine(&self) -> &RmaEngine {
+        &self.rma_engine
+    }
+
+    pub(super) fn request(
         &self,
         direction: RmaDirection,
         offset: u64,
@@ -421,7 +429,7 @@ impl RemoteWindow {
         self.check_inside(offset, length as u64)
     }
 
-    fn check_inside(&self, offset: u64, bytes: u64) -> Result<(), Error> {
+    pub(super) fn check_inside(&self, offset: u64, bytes: u64) -> Result<(), Error> {
         let window_bytes = self.info.length;
         if offset.checked_add(bytes).is_none_or(|end| end > window_bytes) {
             return Err(ValidationError::OutsideWindow { offset, bytes, window_bytes }.into());

@@ -10,6 +10,7 @@
 
 mod access;
 mod exposed;
+mod mapped;
 pub(crate) mod peer_memory;
 mod rma;
 pub(crate) mod rma_engine;

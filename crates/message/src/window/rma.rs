@@ -107,12 +107,12 @@ pub(crate) enum RmaProgress {
 
 /// Translated memory of the peer at consecutive addresses, and the lines that hold the
 /// translations.
-struct TranslatedRun<'a> {
+pub(super) struct TranslatedRun<'a> {
     /// The access: see [`page`].
-    flags: u64,
+    pub(super) flags: u64,
     /// The address of the first byte: in this process, or in the peer.
-    address: u64,
-    length: usize,
+    pub(super) address: u64,
+    pub(super) length: usize,
     _lines: [Option<Translation<'a>>; MAX_LINES],
 }
 
@@ -142,7 +142,7 @@ impl RmaEngine {
                 return Ok(RmaProgress::TranslationMiss);
             };
             let _visit = peer.begin_access(request.window);
-            check_permitted(peer, request, &info)?;
+            check_permitted(peer, request, &info, request.direction.right())?;
             // SAFETY: the caller guarantees it.
             unsafe { self.copy(peer, request, &run) }?;
             request.done += run.length;
@@ -162,7 +162,7 @@ impl RmaEngine {
 
     /// Translates memory of a peer, as far as its addresses are consecutive. Returns `None` on a
     /// miss.
-    fn translate<'a>(
+    pub(super) fn translate<'a>(
         &'a self,
         peer: &PeerMemory,
         address: u64,
@@ -268,7 +268,7 @@ impl RmaEngine {
             return Ok(false);
         };
         let _visit = peer.begin_access(request.window);
-        check_permitted(peer, request, &info)?;
+        check_permitted(peer, request, &info, request.direction.right())?;
         if run.flags & page::WRITABLE == 0 || run.length < 8 {
             return Err(peer.unreachable_error());
         }
@@ -322,7 +322,7 @@ unsafe fn copy_with_engines(local: *mut u8, run: &TranslatedRun<'_>, access: Pro
 }
 
 /// Reads the record of a window, or returns the cause why there is none.
-fn open_window(peer: &PeerMemory, window: WindowId) -> Result<WindowInfo, Error> {
+pub(super) fn open_window(peer: &PeerMemory, window: WindowId) -> Result<WindowInfo, Error> {
     match peer.windows.read(window) {
         Some(info) => Ok(info),
         None => peer.check_now().and(Err(Error::Withdrawn)),
@@ -330,10 +330,11 @@ fn open_window(peer: &PeerMemory, window: WindowId) -> Result<WindowInfo, Error>
 }
 
 /// Checks in the window table whether an access is permitted, after it was published.
-fn check_permitted(
+pub(super) fn check_permitted(
     peer: &PeerMemory,
     request: &RmaRequest,
     before: &WindowInfo,
+    asked: Rights,
 ) -> Result<(), Error> {
     // An owner that has closed the connection checks for accesses once after that, and not again.
     if peer.is_owner_closed() {
@@ -344,8 +345,8 @@ fn check_permitted(
         // A correct owner never changes an open window.
         return Err(Error::Withdrawn);
     }
-    if !info.rights.include(request.direction.right()) {
-        return Err(Error::NotPermitted { asked: request.direction.right(), given: info.rights });
+    if !info.rights.include(asked) {
+        return Err(Error::NotPermitted { asked, given: info.rights });
     }
     let inside =
         |offset: u64, length: u64| offset.checked_add(length).is_some_and(|end| end <= info.length);
