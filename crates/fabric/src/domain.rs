@@ -142,7 +142,7 @@ static OPS: OpsDomain = OpsDomain {
     poll_open: unsupported,
     stx_ctx: unsupported,
     srx_ctx: unsupported,
-    query_atomic: unsupported,
+    query_atomic: endpoint::query_atomic,
     query_collective: unsupported,
     endpoint2: endpoint::open_with_flags,
 };

@@ -27,10 +27,10 @@ const MAX_OPERATIONS: usize = 32768;
 const MAX_OBJECTS: usize = 65536;
 
 /// Capabilities that programs must request.
-const PRIMARY: u64 = FI_MSG | FI_TAGGED | FI_DIRECTED_RECV;
+const PRIMARY: u64 = FI_MSG | FI_TAGGED | FI_DIRECTED_RECV | FI_ATOMIC | FI_FENCE;
 /// The directions of messages: both, unless one is requested.
 const DIRECTIONS: u64 = FI_SEND | FI_RECV;
-/// The directions of RMA.
+/// The directions of RMA and atomic operations.
 const ACCESSES: u64 = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
 /// Capabilities that are always present.
 const SECONDARY: u64 = FI_MULTI_RECV | FI_SOURCE | DOMAIN;
@@ -44,15 +44,31 @@ fn all() -> u64 {
         let is_scoped = cross_memory::ptrace_scope() > 0 && !rustix::process::geteuid().is_root();
         !is_off && !is_scoped && !cross_memory::is_seccomp_filtered()
     });
-    let accesses = if can_reach { FI_RMA | ACCESSES } else { 0 };
-    PRIMARY | DIRECTIONS | SECONDARY | accesses
+    PRIMARY | DIRECTIONS | SECONDARY | ACCESSES | if can_reach { FI_RMA } else { 0 }
 }
 
 /// The capabilities of the two directions.
-const OF_SENDS: u64 = FI_MSG | FI_TAGGED | FI_SEND | FI_RMA | FI_READ | FI_WRITE;
+const OF_SENDS: u64 =
+    FI_MSG | FI_TAGGED | FI_SEND | FI_RMA | FI_ATOMIC | FI_READ | FI_WRITE | FI_FENCE;
 const OF_RECEIVES: u64 =
     FI_MSG | FI_TAGGED | FI_RECV | FI_DIRECTED_RECV | FI_MULTI_RECV | FI_SOURCE | OF_OWNERS;
-const OF_OWNERS: u64 = FI_RMA | FI_REMOTE_READ | FI_REMOTE_WRITE;
+const OF_OWNERS: u64 = FI_RMA | FI_ATOMIC | FI_REMOTE_READ | FI_REMOTE_WRITE;
+
+/// The message orders that are always there.
+const NATURAL_ORDER: u64 = FI_ORDER_SAS
+    | FI_ORDER_RMA_RAR
+    | FI_ORDER_RMA_RAW
+    | FI_ORDER_RMA_WAR
+    | FI_ORDER_RMA_WAW
+    | FI_ORDER_ATOMIC_RAR
+    | FI_ORDER_ATOMIC_RAW
+    | FI_ORDER_ATOMIC_WAR
+    | FI_ORDER_ATOMIC_WAW;
+/// The message orders that cost time, and are there if the program requests them.
+const REQUESTED_ORDER: u64 =
+    FI_ORDER_RAR | FI_ORDER_RAW | FI_ORDER_WAR | FI_ORDER_WAW | FI_ORDER_SAR | FI_ORDER_SAW;
+/// Accesses of any length are in order.
+const MAX_ORDERED_BYTES: usize = isize::MAX as usize;
 
 /// The registration modes before 1.5: by virtual address with keys of the provider, or by offset
 /// with keys of the program.
@@ -215,7 +231,7 @@ impl<'a> Hints<'a> {
             wanted => {
                 let messages = wanted & (FI_MSG | FI_TAGGED) != 0;
                 let both = if messages && wanted & DIRECTIONS == 0 { DIRECTIONS } else { 0 };
-                let accesses = wanted & FI_RMA != 0 && wanted & ACCESSES == 0;
+                let accesses = wanted & (FI_RMA | FI_ATOMIC) != 0 && wanted & ACCESSES == 0;
                 wanted | both | SECONDARY | if accesses { ACCESSES } else { 0 }
             }
         }
@@ -242,6 +258,9 @@ impl<'a> Hints<'a> {
             0 => u64::MAX,
             wanted => wanted,
         };
+        let ordered = if caps & (FI_RMA | FI_ATOMIC) != 0 { MAX_ORDERED_BYTES } else { 0 };
+        (ep.max_order_raw_size, ep.max_order_war_size) = (ordered, ordered);
+        ep.max_order_waw_size = ordered;
         (ep.tx_ctx_cnt, ep.rx_ctx_cnt) = (1, 1);
         self.fill_domain(domain);
         fabric.name = duplicate(FABRIC_NAME);
@@ -252,14 +271,14 @@ impl<'a> Hints<'a> {
             |wanted: Option<usize>, default| wanted.filter(|w| *w > 0).unwrap_or(default);
         tx.caps = caps & OF_SENDS;
         tx.op_flags = self.tx.map_or(0, |tx| tx.op_flags);
-        tx.msg_order = FI_ORDER_SAS;
+        tx.msg_order = NATURAL_ORDER | self.tx.map_or(0, |tx| tx.msg_order);
         tx.inject_size = INJECT_BYTES;
         tx.size = or_default(self.tx.map(|tx| tx.size), DEFAULT_OPERATIONS);
         tx.iov_limit = IOV_LIMIT;
-        tx.rma_iov_limit = usize::from(caps & FI_RMA != 0);
+        tx.rma_iov_limit = usize::from(caps & (FI_RMA | FI_ATOMIC) != 0);
         rx.caps = caps & OF_RECEIVES;
         rx.op_flags = self.rx.map_or(0, |rx| rx.op_flags);
-        rx.msg_order = FI_ORDER_SAS;
+        rx.msg_order = NATURAL_ORDER | self.rx.map_or(0, |rx| rx.msg_order);
         rx.size = or_default(self.rx.map(|rx| rx.size), DEFAULT_OPERATIONS);
         rx.iov_limit = IOV_LIMIT;
     }
@@ -298,7 +317,7 @@ fn mr_mode(wanted: c_int, version: u32) -> c_int {
 fn are_sends_offered(tx: &TxAttr) -> bool {
     tx.caps & !all() == 0
         && tx.op_flags & !SEND_FLAGS == 0
-        && tx.msg_order & !FI_ORDER_SAS == 0
+        && tx.msg_order & !(NATURAL_ORDER | REQUESTED_ORDER) == 0
         && tx.comp_order == 0
         && tx.inject_size <= INJECT_BYTES
         && tx.size <= MAX_OPERATIONS
@@ -309,7 +328,7 @@ fn are_sends_offered(tx: &TxAttr) -> bool {
 fn are_receives_offered(rx: &RxAttr) -> bool {
     rx.caps & !all() == 0
         && rx.op_flags & !RECEIVE_FLAGS == 0
-        && rx.msg_order & !FI_ORDER_SAS == 0
+        && rx.msg_order & !(NATURAL_ORDER | REQUESTED_ORDER) == 0
         && rx.comp_order == 0
         && rx.total_buffered_recv == 0
         && rx.size <= MAX_OPERATIONS
@@ -322,9 +341,9 @@ fn is_endpoint_offered(ep: &EpAttr) -> bool {
         && ep.protocol_version <= 1
         && ep.max_msg_size <= isize::MAX as usize
         && ep.msg_prefix_size == 0
-        && ep.max_order_raw_size == 0
-        && ep.max_order_war_size == 0
-        && ep.max_order_waw_size == 0
+        && ep.max_order_raw_size <= MAX_ORDERED_BYTES
+        && ep.max_order_war_size <= MAX_ORDERED_BYTES
+        && ep.max_order_waw_size <= MAX_ORDERED_BYTES
         && ep.tx_ctx_cnt <= 1
         && ep.rx_ctx_cnt <= 1
         && ep.auth_key_size == 0

@@ -11,6 +11,7 @@
 #[doc(hidden)]
 pub mod abi;
 mod address;
+mod atomic;
 mod core;
 mod domain;
 mod endpoint;

@@ -4,10 +4,12 @@
 //! The lock is taken after all others, and held for at most one packet.
 
 use std::collections::HashMap;
+use std::ffi::c_int;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use memferry_message::{Rights, Segment};
 
+use crate::abi::{FI_EACCES, FI_EINVAL, FI_ENOKEY};
 use crate::mr::MrRange;
 
 #[derive(Debug, Default)]
@@ -35,6 +37,17 @@ pub(crate) enum RmaDenied {
     NoRight,
     /// The range is outside the registered memory.
     Outside { region_bytes: u64 },
+}
+
+impl RmaDenied {
+    /// The error code, the same as for memory of this host.
+    pub(crate) fn code(self) -> c_int {
+        match self {
+            Self::UnknownKey => FI_ENOKEY,
+            Self::NoRight => FI_EACCES,
+            Self::Outside { .. } => FI_EINVAL,
+        }
+    }
 }
 
 impl MrTable {
@@ -92,6 +105,18 @@ impl MrTable {
             bytes.set_len(bytes.len() + length);
         }
         Ok(())
+    }
+
+    /// Calls `change` with the address of an extent, whose memory stays registered meanwhile.
+    pub(crate) fn access<T>(
+        &self,
+        extent: RmaExtent,
+        rights: Rights,
+        change: impl FnOnce(*mut u8) -> T,
+    ) -> Result<T, RmaDenied> {
+        let regions = self.lock();
+        let at = self.find(&regions, extent, rights)?;
+        Ok(change(at.address))
     }
 
     /// Resolves an extent.

@@ -9,6 +9,7 @@
 // The manual of libfabric has a page for each of them.
 #![allow(missing_docs)]
 
+mod atomics;
 mod attributes;
 mod completion;
 mod constants;
@@ -17,6 +18,7 @@ mod messages;
 mod objects;
 mod operations;
 
+pub use atomics::*;
 pub use attributes::*;
 pub use completion::*;
 pub use constants::*;
@@ -39,6 +41,7 @@ pub struct Layout {
 /// All structures.
 pub fn layouts() -> impl Iterator<Item = &'static Layout> {
     [
+        atomics::LAYOUTS,
         attributes::LAYOUTS,
         completion::LAYOUTS,
         info::LAYOUTS,

@@ -4,8 +4,9 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use super::{
-    AvAttr, CntrAttr, CqAttr, CqErrEntry, EqAttr, EqErrEntry, Fid, FidAv, FidCntr, FidCq,
-    FidDomain, FidEp, FidEq, FidFabric, FidMr, Info, MrAttr, Msg, MsgRma, MsgTagged, structures,
+    AtomicAttr, AvAttr, CntrAttr, CqAttr, CqErrEntry, EqAttr, EqErrEntry, Fid, FidAv, FidCntr,
+    FidCq, FidDomain, FidEp, FidEq, FidFabric, FidMr, Info, MrAttr, Msg, MsgRma, MsgTagged,
+    structures,
 };
 
 /// A function that returns `FI_ENOSYS` for any arguments: in C's calling convention a callee may
@@ -79,7 +80,13 @@ structures! {
         poll_open: Unsupported,
         stx_ctx: Unsupported,
         srx_ctx: Unsupported,
-        query_atomic: Unsupported,
+        query_atomic: unsafe extern "C" fn(
+            *mut FidDomain,
+            datatype: c_int,
+            op: c_int,
+            *mut AtomicAttr,
+            flags: u64,
+        ) -> c_int,
         query_collective: Unsupported,
         endpoint2: unsafe extern "C" fn(
             *mut FidDomain,
@@ -382,23 +389,6 @@ structures! {
             addr: u64,
             key: u64,
         ) -> isize,
-    }
-
-    OpsAtomic = "struct fi_ops_atomic" {
-        size: usize,
-        write: Unsupported,
-        writev: Unsupported,
-        writemsg: Unsupported,
-        inject: Unsupported,
-        readwrite: Unsupported,
-        readwritev: Unsupported,
-        readwritemsg: Unsupported,
-        compwrite: Unsupported,
-        compwritev: Unsupported,
-        compwritemsg: Unsupported,
-        writevalid: Unsupported,
-        readwritevalid: Unsupported,
-        compwritevalid: Unsupported,
     }
 
     OpsCollective = "struct fi_ops_collective" {

@@ -13,11 +13,13 @@ use memferry_message::{
 
 use super::Bindings;
 use super::peers::AvPeerTable;
-use super::tracked::{TrackedOp, TrackedOps, is_tracked};
+use super::service::ServiceState;
+use super::tracked::{TrackedOp, TrackedOps, TrackedRole, is_tracked};
 use super::windows::RmaWindows;
 use crate::abi::*;
 use crate::address::{Address, AddressLocation, AddressVector, LocalId};
 use crate::guard::{FiError, Result};
+use crate::mr_table::MrTable;
 use crate::queue::{CompletionQueue, Counter, QueuedCompletion};
 use crate::remote::{Directory, Unavailable};
 use crate::warn_once::warn_once;
@@ -101,6 +103,7 @@ pub(crate) struct EndpointCore {
     is_directed: bool,
     /// Both directions use the same queue and no counter; the queue polls the endpoint itself.
     has_single_queue: bool,
+    serves_alone: bool,
     remotes: Remotes,
     vector: Arc<AddressVector>,
     peers: AvPeerTable,
@@ -109,6 +112,8 @@ pub(crate) struct EndpointCore {
     /// The identifiers of known senders.
     senders: Mutex<HashMap<Peer, LocalId>>,
     pub(super) tracked: TrackedOps,
+    /// Requests of peers to this side, and of this side to peers.
+    pub(super) service: ServiceState,
     /// Held while completions are collected for several queues, so that their order is kept. Empty
     /// between calls; kept for its allocation.
     completions: Mutex<Vec<CompletionEntry>>,
@@ -120,7 +125,8 @@ impl EndpointCore {
         remotes: Remotes,
         vector: Arc<AddressVector>,
         bindings: &Bindings,
-        is_directed: bool,
+        caps: u64,
+        mr_table: Arc<MrTable>,
     ) -> Self {
         let Bindings { sends, receives, reads, writes, .. } = bindings;
         let is_counted = [sends, receives, reads, writes].iter().any(|d| d.counter.is_some());
@@ -137,16 +143,31 @@ impl EndpointCore {
             writes: CompletionBinding { counter: writes.counter.clone(), ..sends.clone() },
             reads: CompletionBinding { counter: reads.counter.clone(), ..sends.clone() },
             windows: RmaWindows::default(),
-            is_directed,
+            is_directed: caps & FI_DIRECTED_RECV != 0,
             has_single_queue,
+            serves_alone: false,
             remotes,
             vector,
             peers: AvPeerTable::default(),
             peer_creation: Mutex::default(),
             senders: Mutex::default(),
             tracked: TrackedOps::default(),
+            service: ServiceState::new(mr_table),
             completions: Mutex::default(),
         }
+    }
+
+    /// The core, for a thread of the provider that makes progress alone, if peers may send requests:
+    /// all completions go through one lock, so that their order is kept.
+    pub(super) fn serving_alone(mut self, caps: u64) -> Self {
+        self.serves_alone = caps & (FI_RMA | FI_ATOMIC) != 0;
+        self.has_single_queue &= !self.serves_alone;
+        self
+    }
+
+    /// Returns whether a thread of the provider makes progress.
+    pub(super) fn serves_alone(&self) -> bool {
+        self.serves_alone
     }
 
     fn bindings(&self) -> [&CompletionBinding; 4] {
@@ -220,13 +241,14 @@ impl EndpointCore {
         let mut reports = self.completions.lock().unwrap();
         self.messages.poll_completions(&mut reports);
         reports.drain(..).for_each(|report| self.deliver(&report));
+        self.return_owed_credits();
     }
 
     /// Pushes a completion to its queue.
     pub(super) fn deliver(&self, report: &CompletionEntry) {
-        if let Some(mut entry) = self.complete(report) {
+        if let Some((kind, mut entry)) = self.complete(report) {
             entry.source = self.source_of(report);
-            self.binding(report.kind).deliver(entry);
+            self.binding(kind).deliver(entry);
         }
     }
 
@@ -234,44 +256,78 @@ impl EndpointCore {
     fn binding(&self, kind: CompletionKind) -> &CompletionBinding {
         match kind {
             CompletionKind::Send => &self.sends,
-            CompletionKind::Receive => &self.receives,
+            CompletionKind::Receive | CompletionKind::Service => &self.receives,
             CompletionKind::Put => &self.writes,
             CompletionKind::Get => &self.reads,
         }
     }
 
-    /// Counts a completion, and returns the entry for its queue, if any.
+    /// Counts a completion, and returns the entry for a queue, if any, with the kind of operation
+    /// that determines the queue.
     #[inline]
-    pub(crate) fn complete(&self, report: &CompletionEntry) -> Option<QueuedCompletion> {
-        let mut entry = entry_of(report);
-        let mut is_silent = false;
+    pub(crate) fn complete(
+        &self,
+        report: &CompletionEntry,
+    ) -> Option<(CompletionKind, QueuedCompletion)> {
         if is_tracked(report.context) {
-            (entry.context, is_silent, entry.code) =
-                self.tracked.finish(report.context, report.is_last, entry.code)?;
+            return self.complete_tracked(report);
         }
+        let entry = entry_of(report);
         self.binding(report.kind).count(entry.code == 0);
-        (!is_silent || entry.code != 0).then_some(entry)
+        Some((report.kind, entry))
+    }
+
+    /// As [`EndpointCore::complete`], for tracked operations and requests of peers.
+    fn complete_tracked(
+        &self,
+        report: &CompletionEntry,
+    ) -> Option<(CompletionKind, QueuedCompletion)> {
+        if report.kind == CompletionKind::Service {
+            self.serve();
+            return None;
+        }
+        let (mut kind, mut entry) = (report.kind, entry_of(report));
+        let done = self.tracked.finish(report.context, report.is_last, entry.code)?;
+        (entry.context, entry.code) = (done.context, done.code);
+        match done.role {
+            TrackedRole::Plain => {}
+            TrackedRole::NotifiedWrite(notification) => {
+                entry.code = self.finish_notified(&notification, done.code);
+            }
+            TrackedRole::Atomic { kind: atomic, bytes, .. } => {
+                (kind, entry) = self.finish_atomic(atomic, bytes, &done, report);
+            }
+            TrackedRole::Abandoned => return None,
+        }
+        self.binding(kind).count(entry.code == 0);
+        (!done.is_silent || entry.code != 0).then_some((kind, entry))
     }
 
     /// Completes a part of a tracked operation that could not start.
     pub(super) fn finish_part(&self, kind: CompletionKind, mark: u64, code: c_int) {
-        if let Some((context, _, code)) = self.tracked.finish(mark, false, code) {
-            let direction = self.binding(kind);
+        if let Some(done) = self.tracked.finish(mark, false, code) {
+            if let TrackedRole::NotifiedWrite(notification) = &done.role {
+                self.finish_notified(notification, done.code);
+            }
+            let (direction, code) = (self.binding(kind), done.code);
             direction.count(code == 0);
-            direction.deliver(QueuedCompletion { code, ..QueuedCompletion::new(context, FI_RMA) });
+            let entry = QueuedCompletion::new(done.context, FI_RMA);
+            direction.deliver(QueuedCompletion { code, ..entry });
         }
     }
 
     /// The number of the sender of a message.
     pub(crate) fn source_of(&self, report: &CompletionEntry) -> u64 {
         let number = match (report.kind, report.peer) {
-            (CompletionKind::Receive, Some(peer)) => self.number_of(peer),
+            (CompletionKind::Receive, Some(peer)) if report.envelope.space != MatchSpace::Reply => {
+                self.number_of(peer)
+            }
             _ => None,
         };
         number.unwrap_or(FI_ADDR_NOTAVAIL)
     }
 
-    fn number_of(&self, peer: Peer) -> Option<u64> {
+    pub(super) fn number_of(&self, peer: Peer) -> Option<u64> {
         let mut senders = self.senders.lock().unwrap();
         let known = senders.get(&peer).copied();
         let id = match known {
@@ -288,7 +344,12 @@ impl EndpointCore {
         self.vector.number_of(id)
     }
 
-    fn identifier_of(&self, peer: Peer) -> Option<LocalId> {
+    /// Returns whether peers on other hosts can be reached.
+    pub(super) fn has_remotes(&self) -> bool {
+        self.remotes.is_ok()
+    }
+
+    pub(super) fn identifier_of(&self, peer: Peer) -> Option<LocalId> {
         if let Some(number) = self.messages.remote_id(peer) {
             let name = self.remotes.as_ref().ok()?.address(number)?;
             return Address::from_bytes(&name).map(|address| address.id);
@@ -417,5 +478,7 @@ pub(super) fn space_flag(space: MatchSpace) -> u64 {
     match space {
         MatchSpace::Tagged => FI_TAGGED,
         MatchSpace::Untagged => FI_MSG,
+        // Requests and replies make no entries of messages.
+        MatchSpace::Service | MatchSpace::Reply => 0,
     }
 }

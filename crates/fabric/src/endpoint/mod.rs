@@ -2,13 +2,18 @@
 //! through an [`EndpointCore`]. Aliases are further handles of an endpoint, with flags of their
 //! own.
 
+mod atomic;
+mod atomic_calls;
+mod auto_progress;
 mod core;
 mod local_address;
 mod options;
+mod order;
 mod peers;
 mod receive;
 mod rma;
 mod send;
+mod service;
 mod tagged;
 mod tracked;
 mod unsupported;
@@ -23,9 +28,12 @@ use crate::abi::*;
 use crate::address::{ADDRESS_BYTES, Address, AddressVector};
 use crate::domain::Domain;
 use crate::guard::{FiError, Result, call, unsupported};
+use crate::mr_table::MrTable;
 use crate::object::{self, FidHeader, FidObject};
 use crate::queue::{CompletionQueue, Counter, EventQueue};
 use crate::remote::{Directory, FabricTransport, InnerEndpoint, RemoteConfig};
+pub(crate) use atomic_calls::query_atomic;
+use auto_progress::AutoProgress;
 pub(crate) use core::EndpointCore;
 use core::{CompletionBinding, Remotes};
 use local_address::ReservedAddress;
@@ -42,6 +50,8 @@ pub(crate) struct Endpoint {
     /// The default flags of sends and receives.
     send_flags: AtomicU64,
     receive_flags: AtomicU64,
+    /// Sends wait for earlier accesses to memory of their peer.
+    orders_sends: bool,
     shared: Arc<EndpointShared>,
 }
 
@@ -55,8 +65,12 @@ unsafe impl FidObject for Endpoint {
 struct EndpointShared {
     domain: Arc<Domain>,
     caps: u64,
+    /// The message order that the program has requested.
+    msg_order: u64,
     address: Mutex<ReservedAddress>,
     bindings: Mutex<Bindings>,
+    /// Executes requests of peers without a call of the program.
+    auto_progress: Mutex<Option<AutoProgress>>,
     /// The minimum of free bytes in a buffer of a multi-receive.
     min_multi_recv: AtomicUsize,
     /// The number of open handles: closing the last one closes the core.
@@ -95,9 +109,14 @@ impl Endpoint {
         }
         let messages = self.open_messages()?;
         let remote = self.set_remote_transport(&messages)?;
-        let is_directed = shared.caps & FI_DIRECTED_RECV != 0;
-        let core = Arc::new(EndpointCore::new(messages, remote, vector, &bindings, is_directed));
-        let expose = || match shared.caps & FI_RMA {
+        if shared.caps & (FI_RMA | FI_ATOMIC) != 0 {
+            messages.enable_service();
+        }
+        let mr_table = self.mr_table();
+        let is_alone = shared.domain.auto_progress();
+        let core = EndpointCore::new(messages, remote, vector, &bindings, shared.caps, mr_table);
+        let core = Arc::new(if is_alone { core.serving_alone(shared.caps) } else { core });
+        let expose = || match shared.caps & (FI_RMA | FI_ATOMIC) {
             0 => Ok(()),
             _ => shared.domain.publish_on(&core),
         };
@@ -106,6 +125,13 @@ impl Endpoint {
             let _ = core.withdraw_all();
             core.detach();
             return Err(code);
+        }
+        if core.serves_alone() {
+            let started = AutoProgress::start(&core);
+            *shared.auto_progress.lock().unwrap() = Some(started.inspect_err(|_| {
+                let _ = core.withdraw_all();
+                core.detach();
+            })?);
         }
         let _ = self.core.set(core);
         Ok(())
@@ -138,15 +164,19 @@ impl Endpoint {
         };
         let mut own = self.shared.address.lock().unwrap();
         own.set_socket(inner.address().0);
-        let directory = Arc::new(Directory::default());
-        let mr_table = match self.shared.caps & FI_RMA {
-            0 => Arc::default(),
-            _ => Arc::clone(self.shared.domain.mr_table()),
-        };
+        let (directory, mr_table) = (Arc::new(Directory::default()), self.mr_table());
         let name = own.get().to_bytes();
         let transport = FabricTransport::new(inner, name, Arc::clone(&directory), mr_table);
         messages.set_remote_transport(Box::new(transport))?;
         Ok(Ok(directory))
+    }
+
+    /// The registered memory that peers may access through this endpoint.
+    fn mr_table(&self) -> Arc<MrTable> {
+        match self.shared.caps & (FI_RMA | FI_ATOMIC) {
+            0 => Arc::default(),
+            _ => Arc::clone(self.shared.domain.mr_table()),
+        }
     }
 
     /// Closes the core, if this is the last handle.
@@ -155,10 +185,13 @@ impl Endpoint {
         // Of two concurrent closes, exactly one sees the count 1.
         if aliases.fetch_sub(1, Ordering::AcqRel) == 1
             && let Some(core) = self.core.get()
-            && let Err(code) = core.close()
         {
-            aliases.fetch_add(1, Ordering::Relaxed);
-            return Err(code);
+            if let Err(code) = core.close() {
+                aliases.fetch_add(1, Ordering::Relaxed);
+                return Err(code);
+            }
+            let thread = self.shared.auto_progress.lock().unwrap().take();
+            drop(thread);
         }
         Ok(())
     }
@@ -218,6 +251,7 @@ impl Endpoint {
             core: OnceLock::from(core.clone()),
             send_flags: AtomicU64::new(self.send_flags()),
             receive_flags: AtomicU64::new(self.receive_flags()),
+            orders_sends: self.orders_sends,
             shared: self.shared.clone(),
         };
         alias.set_flags(description.flags)?;
@@ -277,7 +311,7 @@ fn header(context: *mut c_void) -> FidHeader<FidEp> {
         msg: &raw const untagged::OPS,
         rma: &raw const rma::OPS,
         tagged: &raw const tagged::OPS,
-        atomic: unsupported::atomics(),
+        atomic: &raw const atomic_calls::OPS,
         collective: unsupported::collectives(),
     })
 }
@@ -297,16 +331,20 @@ pub(crate) unsafe extern "C" fn open(
         let wanted = (!info.src_addr.is_null() && info.src_addrlen >= ADDRESS_BYTES)
             .then(|| std::slice::from_raw_parts(info.src_addr.cast::<u8>(), ADDRESS_BYTES));
         let wanted = wanted.map(|bytes| Address::from_bytes(bytes).ok_or(FiError(FI_EINVAL)));
+        let msg_order = info.tx_attr.as_ref().map_or(0, |tx| tx.msg_order);
         let endpoint = Endpoint {
             header: header(context),
             core: OnceLock::new(),
             send_flags: AtomicU64::new(info.tx_attr.as_ref().map_or(0, |tx| tx.op_flags)),
             receive_flags: AtomicU64::new(info.rx_attr.as_ref().map_or(0, |rx| rx.op_flags)),
+            orders_sends: order::orders_sends(msg_order),
             shared: Arc::new(EndpointShared {
                 domain: object::share(domain),
                 caps: info.caps,
+                msg_order,
                 address: Mutex::new(ReservedAddress::reserve(wanted.transpose()?)?),
                 bindings: Mutex::default(),
+                auto_progress: Mutex::default(),
                 min_multi_recv: AtomicUsize::new(DEFAULT_MIN_MULTI_RECV),
                 open_aliases: AtomicUsize::new(1),
             }),

@@ -8,12 +8,15 @@ use memferry_message::{
 
 use super::Endpoint;
 use super::core::{CompletionBinding, EndpointCore};
+use super::order::OrderedOp;
 use super::send::{IovList, gather_copy};
-use super::tracked::{TrackedOp, is_tracked};
+use super::service::WriteNotification;
+use super::tracked::{TrackedOp, TrackedRole, is_tracked};
 use super::windows::RmaRoute;
 use crate::abi::*;
 use crate::guard::{FiError, Result, transfer};
 use crate::object;
+use crate::queue::QueuedCompletion;
 
 pub(super) static OPS: OpsRma = OpsRma {
     size: size_of::<OpsRma>(),
@@ -24,17 +27,16 @@ pub(super) static OPS: OpsRma = OpsRma {
     writev,
     writemsg,
     inject,
-    // A write with remote completion data would need a message; it is not offered.
-    writedata: no_writedata,
-    injectdata: no_injectdata,
+    writedata,
+    injectdata,
 };
 
 /// A range of a peer's memory.
 #[derive(Debug, Clone, Copy)]
-struct RmaTarget {
-    peer: u64,
-    address: u64,
-    key: u64,
+pub(super) struct RmaTarget {
+    pub(super) peer: u64,
+    pub(super) address: u64,
+    pub(super) key: u64,
 }
 
 /// The direction of an access.
@@ -57,10 +59,8 @@ impl Endpoint {
         context: *mut c_void,
         flags: u64,
     ) -> Result {
-        if flags & FI_REMOTE_CQ_DATA != 0 {
-            return Err(FiError(FI_ENOSYS));
-        }
         let core = self.core()?;
+        self.check_order(core, core.peer(target.peer)?, OrderedOp::Rma, flags)?;
         let is_silent = core.binding_of(kind).is_silent(flags);
         let tracked = TrackedOp::new(context as u64, is_silent);
         if flags & FI_INJECT != 0 {
@@ -85,6 +85,84 @@ impl Endpoint {
         let report = unsafe { self.start_rma(core, kind, target, segments[0], options) }?;
         report.iter().for_each(|report| core.deliver(report));
         Ok(())
+    }
+
+    /// Starts a write whose target gets an entry with data when the bytes have arrived.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::rma`].
+    unsafe fn write_with_data(
+        &self,
+        target: RmaTarget,
+        segments: &[Segment],
+        context: *mut c_void,
+        flags: u64,
+        data: u64,
+    ) -> Result {
+        let is_silent = self.core()?.writes.is_silent(flags);
+        let tracked = TrackedOp::new(context as u64, is_silent);
+        // SAFETY: the caller guarantees it.
+        unsafe { self.notified_write(target, segments, tracked, flags, data) }
+    }
+
+    /// As [`Endpoint::write_with_data`], of bytes that may change as soon as this returns. Makes no
+    /// entry on success.
+    ///
+    /// # Safety
+    /// The segments must be valid.
+    unsafe fn inject_with_data(
+        &self,
+        target: RmaTarget,
+        segments: &[Segment],
+        data: u64,
+    ) -> Result {
+        // SAFETY: the bytes are copied.
+        unsafe { self.notified_write(target, segments, TrackedOp::new(0, true), FI_INJECT, data) }
+    }
+
+    /// # Safety
+    /// As for [`Endpoint::rma`].
+    unsafe fn notified_write(
+        &self,
+        target: RmaTarget,
+        segments: &[Segment],
+        tracked: TrackedOp,
+        flags: u64,
+        data: u64,
+    ) -> Result {
+        let core = self.core()?;
+        let peer = core.peer(target.peer)?;
+        // Notifications are sent to connected peers only.
+        core.check_connected(peer)?;
+        self.check_order(core, peer, OrderedOp::Rma, flags)?;
+        let length = segments.iter().map(|segment| segment.length as u64).sum();
+        let notification = WriteNotification { peer, data, length };
+        let role = TrackedRole::NotifiedWrite(notification);
+        let mut tracked = TrackedOp { role, ..tracked };
+        let mut segments = segments;
+        let copy;
+        if flags & FI_INJECT != 0 {
+            // SAFETY: the caller guarantees it.
+            let bytes = unsafe { gather_copy(segments) }?;
+            copy = [Segment::source(bytes.as_ptr(), bytes.len())];
+            (segments, tracked.bytes) = (&copy, Some(bytes));
+        }
+        core.take_notification_credit(peer)?;
+        if length == 0 {
+            let code = core.finish_notified(&notification, 0);
+            core.writes.count(code == 0);
+            if !tracked.is_silent || code != 0 {
+                let entry = QueuedCompletion::new(tracked.context, FI_RMA | FI_WRITE);
+                core.writes.deliver(QueuedCompletion { code, ..entry });
+            }
+            return Ok(());
+        }
+        // SAFETY: the caller guarantees the segments, or the tracked operation owns them.
+        let started = unsafe { self.rma_tracked(core, RmaKind::Write, target, segments, tracked) };
+        if started.is_err() {
+            core.give_back_notification_credit(peer, 1);
+        }
+        started
     }
 
     /// Starts a tracked access, segment by segment.
@@ -286,6 +364,13 @@ unsafe fn rma_message(ep: *mut FidEp, message: *const MsgRma, kind: RmaKind, fla
             return Err(FiError(FI_EINVAL));
         }
         let target = RmaTarget { peer: message.addr, address: remote.addr, key: remote.key };
+        if flags & FI_REMOTE_CQ_DATA != 0 {
+            if kind == RmaKind::Read {
+                return Err(FiError(FI_EINVAL));
+            }
+            let (segments, data) = (segments.as_slice(), message.data);
+            return endpoint.write_with_data(target, segments, message.context, flags, data);
+        }
         endpoint.rma(kind, target, segments.as_slice(), message.context, flags)
     }
 }
@@ -303,36 +388,50 @@ unsafe extern "C" fn inject(
         let endpoint: &Endpoint = object::borrow(ep);
         let (target, segment) =
             (RmaTarget { peer, address, key }, Segment::source(buffer.cast(), length));
+        let core = endpoint.core()?;
+        endpoint.check_order(core, core.peer(peer)?, OrderedOp::Rma, 0)?;
         let bytes = gather_copy(&[segment])?;
         let copy = [Segment::source(bytes.as_ptr(), bytes.len())];
         let tracked = TrackedOp { bytes: Some(bytes), ..TrackedOp::new(0, true) };
         // Not requested: an injected write that succeeds makes no completion entry.
-        endpoint.rma_tracked(endpoint.core()?, RmaKind::Write, target, &copy, tracked)
+        endpoint.rma_tracked(core, RmaKind::Write, target, &copy, tracked)
     })
 }
 
-unsafe extern "C" fn no_writedata(
-    _: *mut FidEp,
-    _: *const c_void,
-    _: usize,
-    _: *mut c_void,
-    _data: u64,
-    _peer: u64,
-    _address: u64,
-    _key: u64,
-    _: *mut c_void,
+unsafe extern "C" fn writedata(
+    ep: *mut FidEp,
+    buffer: *const c_void,
+    length: usize,
+    _desc: *mut c_void,
+    data: u64,
+    peer: u64,
+    address: u64,
+    key: u64,
+    context: *mut c_void,
 ) -> isize {
-    -(FI_ENOSYS as isize)
+    // SAFETY: libfabric's contract: an open endpoint, memory that stays valid until completion.
+    transfer(|| unsafe {
+        let endpoint: &Endpoint = object::borrow(ep);
+        let target = RmaTarget { peer, address, key };
+        let segments = [Segment::source(buffer.cast(), length)];
+        endpoint.write_with_data(target, &segments, context, endpoint.send_flags(), data)
+    })
 }
 
-unsafe extern "C" fn no_injectdata(
-    _: *mut FidEp,
-    _: *const c_void,
-    _: usize,
-    _data: u64,
-    _peer: u64,
-    _address: u64,
-    _key: u64,
+unsafe extern "C" fn injectdata(
+    ep: *mut FidEp,
+    buffer: *const c_void,
+    length: usize,
+    data: u64,
+    peer: u64,
+    address: u64,
+    key: u64,
 ) -> isize {
-    -(FI_ENOSYS as isize)
+    // SAFETY: libfabric's contract: an open endpoint, `length` bytes.
+    transfer(|| unsafe {
+        let endpoint: &Endpoint = object::borrow(ep);
+        let target = RmaTarget { peer, address, key };
+        let segments = [Segment::source(buffer.cast(), length)];
+        endpoint.inject_with_data(target, &segments, data)
+    })
 }

@@ -7,6 +7,7 @@ use memferry_message::{CompletionOptions, Envelope, Segment};
 
 use super::Endpoint;
 use super::core::{EndpointCore, space_flag};
+use super::order::OrderedOp;
 use super::tracked::{TrackedOp, is_tracked};
 use crate::abi::*;
 use crate::guard::{FiError, Result};
@@ -40,6 +41,28 @@ impl IovList {
         Ok(Self { segments, count })
     }
 
+    /// The segments of `count` vectors of elements of `size` bytes.
+    ///
+    /// # Safety
+    /// There must be `count` vectors.
+    pub(super) unsafe fn of_elements(
+        vectors: *const Ioc,
+        count: usize,
+        size: usize,
+    ) -> Result<Self> {
+        if count > IOV_LIMIT || (count > 0 && vectors.is_null()) {
+            return Err(FiError(FI_EINVAL));
+        }
+        let mut segments = [Segment::target(std::ptr::null_mut(), 0); IOV_LIMIT];
+        for (index, segment) in segments[..count].iter_mut().enumerate() {
+            // SAFETY: the caller guarantees it.
+            let vector = unsafe { *vectors.add(index) };
+            let length = vector.count.checked_mul(size).ok_or(FiError(FI_EINVAL))?;
+            *segment = Segment::target(vector.addr.cast(), length);
+        }
+        Ok(Self { segments, count })
+    }
+
     pub(super) fn as_slice(&self) -> &[Segment] {
         &self.segments[..self.count]
     }
@@ -66,6 +89,9 @@ impl Endpoint {
     ) -> Result {
         let core = self.core()?;
         let peer = core.peer(to)?;
+        if self.orders_sends || flags & FI_FENCE != 0 {
+            self.check_order(core, peer, OrderedOp::Send, flags)?;
+        }
         let is_silent = core.sends.is_silent(flags);
         let delivered = flags & DELIVERY_FLAGS != 0;
         let options = CompletionOptions {
@@ -111,7 +137,11 @@ impl Endpoint {
             // SAFETY: the caller guarantees it.
             _ => unsafe { std::slice::from_raw_parts(address.cast::<u8>(), length) },
         };
-        core.messages.inject(core.peer(to)?, envelope, bytes)?;
+        let peer = core.peer(to)?;
+        if self.orders_sends {
+            self.check_order(core, peer, OrderedOp::Send, 0)?;
+        }
+        core.messages.inject(peer, envelope, bytes)?;
         core.sends.count(true);
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Tables of unsupported operations, so that a program that calls one gets an error.
 
-use crate::abi::{OpsAtomic, OpsCollective, Unsupported};
+use crate::abi::{OpsCollective, Unsupported};
 use crate::guard::unsupported;
 
 /// A filled table of the size of the table that it replaces.
@@ -14,15 +14,9 @@ const fn table<const SLOTS: usize>() -> OpsTable<SLOTS> {
     OpsTable { size: size_of::<OpsTable<SLOTS>>(), slots: [unsupported; SLOTS] }
 }
 
-static ATOMICS: OpsTable<13> = table();
 static COLLECTIVES: OpsTable<11> = table();
 
-const _: () = assert!(size_of::<OpsTable<13>>() == size_of::<OpsAtomic>());
 const _: () = assert!(size_of::<OpsTable<11>>() == size_of::<OpsCollective>());
-
-pub(super) fn atomics() -> *const OpsAtomic {
-    (&raw const ATOMICS).cast()
-}
 
 pub(super) fn collectives() -> *const OpsCollective {
     (&raw const COLLECTIVES).cast()

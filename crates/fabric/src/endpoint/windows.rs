@@ -66,6 +66,16 @@ impl EndpointCore {
         if is_empty { Ok(()) } else { Err(FiError(FI_EBUSY)) }
     }
 
+    /// Fails with `FI_EAGAIN` while a peer is not connected, and starts the connect.
+    pub(super) fn check_connected(&self, peer: Peer) -> Result {
+        if self.messages.remote_id(peer).is_some() || self.messages.is_connected(peer)? {
+            return Ok(());
+        }
+        // Makes progress, because a program may only retry.
+        self.messages.progress();
+        Err(FiError(FI_EAGAIN))
+    }
+
     /// The access to a peer's memory with a key. A window that was withdrawn is searched for again:
     /// its owner may use the key for other memory.
     pub(super) fn rma_route(&self, peer: Peer, key: u64) -> Result<RmaRoute> {
@@ -76,11 +86,7 @@ impl EndpointCore {
         if self.messages.remote_id(peer).is_some() {
             return Ok(RmaRoute::Remote);
         }
-        if !self.messages.is_connected(peer)? {
-            // Makes progress, because a program may only retry.
-            self.messages.progress();
-            return Err(FiError(FI_EAGAIN));
-        }
+        self.check_connected(peer)?;
         let window = self.messages.attach_key(peer, key)?;
         let mut attached = self.windows.attached.lock().unwrap();
         if attached.len() >= MAX_ATTACHED {

@@ -109,6 +109,11 @@ impl CompletionQueue {
         }
     }
 
+    /// The number of entries that the program has not read.
+    pub(crate) fn len(&self) -> usize {
+        self.queued.load(Ordering::Acquire)
+    }
+
     /// Returns whether no entry is queued, so that a program may wait for the descriptor.
     pub(crate) fn prepare_to_wait(&self) -> Result<bool> {
         let set = self.wait_set()?;
@@ -169,10 +174,11 @@ impl CompletionQueue {
                 continue;
             }
             if !core.poll_completions(reports) {
+                core.return_owed_credits();
                 continue;
             }
             for report in reports.drain(..) {
-                let Some(mut entry) = core.complete(&report) else { continue };
+                let Some((_, mut entry)) = core.complete(&report) else { continue };
                 let is_direct = entry.code == 0
                     && target.written < target.count
                     && self.queued.load(Ordering::Relaxed) == 0;

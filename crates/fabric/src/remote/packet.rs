@@ -22,6 +22,8 @@ const MAGIC: [u8; 4] = *b"mfr\x01";
 const UNTAGGED: u8 = 1;
 const HAS_DATA: u8 = 2;
 const ACKNOWLEDGED: u8 = 4;
+/// A request to the receiver's provider, or the reply to one if [`UNTAGGED`] is set too.
+const INTERNAL: u8 = 8;
 
 /// The body of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,7 +104,12 @@ impl Fields {
     }
 
     fn enclosing(envelope: &Envelope) -> Self {
-        let lane = if envelope.space == MatchSpace::Untagged { UNTAGGED } else { 0 };
+        let lane = match envelope.space {
+            MatchSpace::Tagged => 0,
+            MatchSpace::Untagged => UNTAGGED,
+            MatchSpace::Service => INTERNAL,
+            MatchSpace::Reply => INTERNAL | UNTAGGED,
+        };
         let data = if envelope.data.is_some() { HAS_DATA } else { 0 };
         let (tag, flags) = (envelope.tag, lane | data);
         Self { flags, tag, data: envelope.data.unwrap_or(0), ..Self::default() }
@@ -118,8 +125,12 @@ impl Fields {
     }
 
     fn envelope(&self) -> Result<Envelope, PacketError> {
-        let lane =
-            if self.flags & UNTAGGED == 0 { MatchSpace::Tagged } else { MatchSpace::Untagged };
+        let lane = match (self.flags & INTERNAL != 0, self.flags & UNTAGGED != 0) {
+            (false, false) => MatchSpace::Tagged,
+            (false, true) => MatchSpace::Untagged,
+            (true, false) => MatchSpace::Service,
+            (true, true) => MatchSpace::Reply,
+        };
         if lane == MatchSpace::Untagged && self.tag != 0 {
             return Err(PacketError("untagged message with a tag"));
         }
@@ -129,13 +140,16 @@ impl Fields {
 
     fn body(&self) -> Result<PacketBody, PacketError> {
         let Self { ticket, label, length, .. } = *self;
-        if self.flags & !(UNTAGGED | HAS_DATA | ACKNOWLEDGED) != 0 {
+        if self.flags & !(UNTAGGED | HAS_DATA | ACKNOWLEDGED | INTERNAL) != 0 {
             return Err(PacketError("unknown flags"));
         }
         Ok(match self.kind {
             1 => PacketBody::Eager { envelope: self.envelope()? },
             2 => {
                 let (envelope, acknowledged) = (self.envelope()?, self.flags & ACKNOWLEDGED != 0);
+                if envelope.space == MatchSpace::Service {
+                    return Err(PacketError("announced request"));
+                }
                 if length > isize::MAX as u64 {
                     return Err(PacketError("message longer than the address space"));
                 }
@@ -252,9 +266,12 @@ mod tests {
     use super::*;
 
     fn envelopes() -> impl Strategy<Value = Envelope> {
-        (any::<bool>(), any::<u64>(), any::<Option<u64>>()).prop_map(|(plain, tag, data)| {
-            let (lane, tag) =
-                if plain { (MatchSpace::Untagged, 0) } else { (MatchSpace::Tagged, tag) };
+        (0..3u8, any::<u64>(), any::<Option<u64>>()).prop_map(|(lane, tag, data)| {
+            let (lane, tag) = match lane {
+                0 => (MatchSpace::Untagged, 0),
+                1 => (MatchSpace::Tagged, tag),
+                _ => (MatchSpace::Reply, tag),
+            };
             Envelope { space: lane, tag, data }
         })
     }
@@ -324,7 +341,7 @@ mod tests {
             if almost.len() >= 8 {
                 almost[..4].copy_from_slice(&MAGIC);
                 almost[4] = kind;
-                almost[5] &= 7;
+                almost[5] &= 15;
                 almost[6..8].fill(0);
             }
             if let Ok(packet) = decode(&almost) {

@@ -1,7 +1,7 @@
 //! Packets from peers: each is validated against the state of this side, and an invalid one
 //! disconnects its peer.
 
-use memferry_message::{DisconnectReason, Envelope, RemoteEvent};
+use memferry_message::{DisconnectReason, Envelope, MatchSpace, RemoteEvent};
 
 use super::packet::{self, Packet, PacketBody};
 use super::peers::{CREDIT_LIMIT, MAX_PENDING_RTS, PeerRts, cost};
@@ -115,10 +115,13 @@ impl FabricTransport {
         envelope: Envelope,
         payload: &[u8],
     ) -> Result<(), DisconnectReason> {
-        let granted = &mut self.peers[peer].credits_granted;
-        *granted += cost(payload.len() as u64);
-        if *granted > CREDIT_LIMIT {
-            return Err(DisconnectReason::ProtocolViolation("credit exceeded"));
+        // Requests take no credit; the port limits their number.
+        if envelope.space != MatchSpace::Service {
+            let granted = &mut self.peers[peer].credits_granted;
+            *granted += cost(payload.len() as u64);
+            if *granted > CREDIT_LIMIT {
+                return Err(DisconnectReason::ProtocolViolation("credit exceeded"));
+            }
         }
         let (peer, bytes) = (self.peers[peer].number, payload.to_vec());
         self.events.push(RemoteEvent::Arrived { peer, envelope, bytes });

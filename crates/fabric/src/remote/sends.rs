@@ -1,7 +1,7 @@
 //! Messages to peers: short ones in one packet while there is credit; others are announced, and
 //! sent directly from their memory when the peer requests them.
 
-use memferry_message::{DisconnectReason, Envelope, Error, RemoteEvent, Segment};
+use memferry_message::{DisconnectReason, Envelope, Error, MatchSpace, RemoteEvent, Segment};
 
 use super::in_flight::InFlightOp;
 use super::inner::PostError;
@@ -40,6 +40,12 @@ pub(super) struct QueuedSend {
     delivered: bool,
 }
 
+/// Returns whether a message is a request to the receiver's provider. Requests take no credit, and
+/// wait for no message: they match no receive.
+fn is_request(envelope: &Envelope) -> bool {
+    envelope.space == MatchSpace::Service
+}
+
 /// Returns whether a message is sent in one packet.
 fn is_eager(remote: &RemotePeer, length: u64, delivered: bool) -> bool {
     length <= MAX_EAGER as u64 && !delivered && remote.credits_used + cost(length) <= CREDIT_LIMIT
@@ -75,7 +81,9 @@ impl FabricTransport {
             return self.report_sent(number, Err(Error::PeerDisconnected(reason)));
         }
         let (envelope, remote) = (*envelope, &mut self.peers[peer]);
-        if !remote.queued_sends.is_empty() || !can_send(remote, iov::total(segments), delivered) {
+        let must_wait =
+            !remote.queued_sends.is_empty() || !can_send(remote, iov::total(segments), delivered);
+        if must_wait && !is_request(&envelope) {
             let segments = segments.to_vec();
             return remote.queued_sends.push_back(QueuedSend {
                 number,
@@ -108,11 +116,12 @@ impl FabricTransport {
         delivered: bool,
     ) {
         let length = iov::total(segments);
-        if is_eager(&self.peers[peer], length, delivered) {
+        let is_request = is_request(&envelope);
+        if is_request || is_eager(&self.peers[peer], length, delivered) {
             let mut bytes = self.packet(peer, &PacketBody::Eager { envelope }, length as usize);
             // SAFETY: the message is in flight, so its owner guarantees the segments.
             unsafe { iov::gather(segments, length, &mut bytes) };
-            self.peers[peer].credits_used += cost(length);
+            self.peers[peer].credits_used += if is_request { 0 } else { cost(length) };
             self.report_sent(number, Ok(()));
             return self.enqueue(peer, QueuedOutput::Packet(bytes));
         }

@@ -67,9 +67,9 @@ fn threading_progress_and_vectors_are_as_asked() {
 #[test]
 fn what_is_not_there_is_not_offered() {
     type Change = fn(&mut Parts<'_>);
-    let changes: [(&str, Change); 16] = [
+    let changes: [(&str, Change); 20] = [
         ("groups", |parts| parts.info.caps = FI_MSG | FI_MULTICAST),
-        ("atomics", |parts| parts.info.caps = FI_MSG | FI_ATOMIC),
+        ("events of accesses", |parts| parts.info.caps = FI_RMA | FI_RMA_EVENT),
         ("memory of devices", |parts| parts.info.caps = FI_MSG | FI_HMEM),
         ("connections", |parts| parts.ep.r#type = FI_EP_MSG),
         ("datagrams", |parts| parts.ep.r#type = FI_EP_DGRAM),
@@ -80,7 +80,11 @@ fn what_is_not_there_is_not_offered() {
         ("another domain", |parts| parts.domain.name = c"elsewhere".as_ptr().cast_mut()),
         ("another provider", |parts| parts.fabric.prov_name = c"tcp".as_ptr().cast_mut()),
         ("a layer", |parts| parts.fabric.prov_name = c"memferry;ofi_rxm".as_ptr().cast_mut()),
-        ("a stricter order", |parts| parts.tx.msg_order = FI_ORDER_SAS | FI_ORDER_RAW),
+        ("accesses after sends", |parts| parts.tx.msg_order = FI_ORDER_WAS),
+        ("reads after sends", |parts| parts.rx.msg_order = FI_ORDER_RAS),
+        ("the strictest order", |parts| parts.tx.msg_order = FI_ORDER_STRICT),
+        ("completions in order", |parts| parts.tx.comp_order = FI_ORDER_STRICT),
+        ("bytes in order", |parts| parts.rx.comp_order = FI_ORDER_DATA),
         ("longer injections", |parts| parts.tx.inject_size = 1 << 20),
         ("more data", |parts| parts.domain.cq_data_size = 16),
         ("shared contexts", |parts| parts.ep.rx_ctx_cnt = usize::MAX),
@@ -93,6 +97,37 @@ fn what_is_not_there_is_not_offered() {
         let layered = Offer::find(None, None, 1 << flag);
         assert_eq!(layered.err(), Some(-FI_ENODATA), "flag {flag} of layered providers");
     }
+}
+
+#[test]
+fn orders_and_levels_of_completion_are_as_asked() {
+    let natural = FI_ORDER_SAS
+        | FI_ORDER_RMA_RAW
+        | FI_ORDER_RMA_WAW
+        | FI_ORDER_ATOMIC_RAW
+        | FI_ORDER_ATOMIC_WAW;
+    let asked = [FI_ORDER_RAW | FI_ORDER_WAW, FI_ORDER_SAW | FI_ORDER_SAR, FI_ORDER_ATOMIC_RAR];
+    for order in asked {
+        let offer = with_hints(|parts| (parts.tx.msg_order, parts.rx.msg_order) = (order, order));
+        offer.unwrap().see(|parts| {
+            for given in [parts.tx.msg_order, parts.rx.msg_order] {
+                assert_eq!(given & (natural | order), natural | order);
+            }
+        });
+    }
+    let offer = with_hints(|parts| parts.info.caps = FI_MSG).unwrap();
+    offer.see(|parts| {
+        assert_eq!(parts.tx.msg_order & (FI_ORDER_RAW | FI_ORDER_SAW), 0, "not asked for");
+        assert_eq!(parts.ep.max_order_raw_size, 0, "there are no accesses");
+    });
+    let levels =
+        [FI_INJECT_COMPLETE, FI_TRANSMIT_COMPLETE, FI_DELIVERY_COMPLETE, FI_MATCH_COMPLETE];
+    for level in levels {
+        let offer = with_hints(|parts| parts.tx.op_flags = level).unwrap();
+        offer.see(|parts| assert_eq!(parts.tx.op_flags, level));
+    }
+    let durable = with_hints(|parts| parts.tx.op_flags = FI_COMMIT_COMPLETE);
+    assert_eq!(durable.err(), Some(-FI_ENODATA));
 }
 
 #[test]

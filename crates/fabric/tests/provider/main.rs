@@ -1,6 +1,7 @@
 //! The provider, called through its function tables as libfabric's core does, but without the core. Both
 //! sides of every message are in this process.
 
+mod atomics;
 mod hints;
 mod memory;
 mod messages;
@@ -8,3 +9,4 @@ mod objects;
 mod peek;
 mod queues;
 mod world;
+mod written;
