@@ -11,6 +11,7 @@ use memferry_sys::epoll::Readiness;
 
 use super::config::PortConfig;
 use super::named_peers::NamedPeer;
+use super::planner::CoreBudget;
 use super::poll_set::HintState;
 use super::protocol::Protocol;
 use super::remote::RemoteState;
@@ -165,15 +166,6 @@ impl PeerSlot {
     pub(super) fn is_expected(&self) -> bool {
         self.named.is_some() || self.remote_id.is_some()
     }
-}
-
-/// Cores of this host, for this process and its peers here.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct CoreBudget {
-    /// Cores that neither this process nor its peers need.
-    pub(super) spare: usize,
-    /// Whether this process and its peers are more processes than cores.
-    pub(super) oversubscribed: bool,
 }
 
 /// All peers of a port.

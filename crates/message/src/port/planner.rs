@@ -4,7 +4,7 @@ use memferry_sys::affinity;
 use memferry_sys::shared_memory::Protection;
 
 use super::config::PortConfig;
-use super::peer_table::{ConnectedPeer, CoreBudget};
+use super::peer_table::ConnectedPeer;
 use crate::connection::{Connection, PeerBuffer};
 use crate::path::{CooperativeCopy, ResidencyCache};
 use crate::plan::pinning::{self, Copier};
@@ -30,6 +30,15 @@ pub(super) struct Planner {
     /// The peer of the last fast receive, and the number of consecutive fast receives.
     pub(super) last_fast_peer: usize,
     fast_receives_in_row: u32,
+}
+
+/// Cores of this host, for this process and its peers here.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CoreBudget {
+    /// Cores that neither this process nor its peers need.
+    pub(super) spare: usize,
+    /// Whether this process and its peers are more processes than cores.
+    pub(super) oversubscribed: bool,
 }
 
 /// A message to be fetched from the memory of its sender.
