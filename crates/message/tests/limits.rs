@@ -10,6 +10,9 @@ use memferry_message::{Endpoint, EndpointBuilder, Rights, ShareableBuffer};
 use memferry_testing::message::process::{self, Child, setting};
 use memferry_testing::message::{pair, unique};
 
+/// Peers of a process with a low limit of descriptors.
+const MANY_PEERS: usize = 100;
+
 /// Descriptors that a process holds, so that only a given number of further ones can be created.
 struct FewDescriptors {
     open_files: Vec<File>,
@@ -107,6 +110,83 @@ fn connect_with_few_descriptors() {
     assert!(connected > 0, "twelve descriptors suffice");
 }
 
+/// An error and its causes, as programs print them.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+/// Connects with 100 peers of the test under a soft and a hard limit of descriptors, by calls and by
+/// first messages.
+fn connect_with_many_peers() {
+    let number = |name: &str| setting(name).parse::<u64>().unwrap();
+    let (soft, hard) = (number("MEMFERRY_TEST_SOFT"), number("MEMFERRY_TEST_HARD"));
+    set_limit(libc::RLIMIT_NOFILE, &libc::rlimit { rlim_cur: soft, rlim_max: hard });
+    let names = setting("MEMFERRY_TEST_NAME");
+    let timeout = Duration::from_millis(500);
+    let builder = EndpointBuilder::new().connect_timeout(timeout);
+    let suffices = hard > 1000;
+    for by_message in [false, true] {
+        let here = builder.open(&unique("hub")).unwrap();
+        let (mut reached, mut refused) = (Vec::new(), Vec::new());
+        let mut sends = Vec::new();
+        for index in 0..MANY_PEERS {
+            let name = format!("{names}-{index}");
+            if by_message {
+                let peer = here.add_peer(&name).unwrap();
+                sends.push((peer, here.isend(peer, 1, vec![1u8]).unwrap()));
+            } else {
+                match here.connect(&name) {
+                    Ok(peer) => reached.push(peer),
+                    Err(error) => refused.push(with_causes(&error)),
+                }
+            }
+        }
+        for (peer, send) in sends {
+            match send.wait() {
+                Ok(_) => reached.push(peer),
+                Err(failed) => refused.push(with_causes(&failed.error)),
+            }
+        }
+        for text in &refused {
+            assert!(text.contains("open files") && text.contains("ulimit -n"), "{text}");
+        }
+        assert_eq!(refused.is_empty(), suffices, "{} were refused", refused.len());
+        assert!(reached.len() > 10, "only {} were reached", reached.len());
+        // Those that are connected are not affected.
+        for peer in &reached {
+            here.send(*peer, 2, b"still here").unwrap();
+        }
+        drop(here);
+        let again = builder.open(&unique("hub")).unwrap();
+        let peer = again.connect(&format!("{names}-{}", MANY_PEERS - 1)).unwrap();
+        again.send(peer, 2, b"back").unwrap();
+    }
+}
+
+/// Starts a process that connects with endpoints of this one, under limits of its descriptors.
+fn run_with_many_peers(soft: u64, hard: u64) {
+    let name = unique("many");
+    let peers: Vec<_> =
+        (0..MANY_PEERS).map(|index| Endpoint::open(&format!("{name}-{index}")).unwrap()).collect();
+    let mut command = process::command("many peers");
+    command
+        .env("MEMFERRY_TEST_NAME", &name)
+        .env("MEMFERRY_TEST_SOFT", soft.to_string())
+        .env("MEMFERRY_TEST_HARD", hard.to_string());
+    let mut child = Child::spawn(&mut command);
+    let status = loop {
+        if let Some(status) = child.ended() {
+            break status;
+        }
+        for peer in &peers {
+            peer.progress();
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    };
+    assert!(status.success(), "{status}");
+}
+
 /// Opens, connects, exposes and allocates under a limit of the size of files. None of it may kill
 /// the process.
 fn under_a_limit_of_file_size() {
@@ -186,11 +266,22 @@ fn an_attach_without_descriptors_fails_and_the_next_one_reaches_the_right_window
 }
 
 #[test]
+fn a_process_with_more_peers_than_descriptors_is_told_the_limit_and_keeps_those_that_it_has() {
+    run_with_many_peers(64, 64);
+}
+
+#[test]
+fn a_low_soft_limit_of_descriptors_limits_no_connections() {
+    run_with_many_peers(64, 4096);
+}
+
+#[test]
 fn other_processes_begin_here() {
     match process::role().as_deref() {
         Some("few descriptors to attach") => attach_with_few_descriptors(),
         Some("few descriptors to listen") => listen_with_few_descriptors(),
         Some("few descriptors to connect") => connect_with_few_descriptors(),
+        Some("many peers") => connect_with_many_peers(),
         Some("limit of file size") => under_a_limit_of_file_size(),
         _ => {}
     }
