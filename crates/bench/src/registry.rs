@@ -106,6 +106,7 @@ pub fn all() -> &'static [&'static Bench] {
         &message::collectives::BENCH,
         &message::receive_overhead::BENCH,
         &message::matching::BENCH,
+        &message::scale::BENCH,
         &memory::pinning::BENCH,
         &memory::lookup::BENCH,
         &gpu::BENCH,

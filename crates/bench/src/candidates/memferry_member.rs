@@ -34,9 +34,9 @@ struct MemferryMember<M> {
 }
 
 /// Connections of one member to the group.
-struct MemberGroup {
-    job: Job,
-    peers: Vec<Peer>,
+pub(crate) struct MemberGroup {
+    pub(crate) job: Job,
+    pub(crate) peers: Vec<Peer>,
 }
 
 /// Link to the other of two members.
@@ -72,9 +72,8 @@ fn join_with<M: FreshMemory>(
         builder = builder.pinning(pinning);
     }
     let job = builder.join(&args.name, args.rank, args.size)?;
-    let peers = (0..job.size()).map(|rank| job.peer(rank)).collect();
     Ok(MemferryMember {
-        group: MemberGroup { job, peers },
+        group: MemberGroup::of(job),
         team: None,
         collective_buffers: CollectiveBuffers::default(),
         buffers: None,
@@ -125,6 +124,12 @@ impl<M: FreshMemory> Member for MemferryMember<M> {
 }
 
 impl MemberGroup {
+    /// The group of a job.
+    pub(crate) fn of(job: Job) -> Self {
+        let peers = (0..job.size()).map(|rank| job.peer(rank)).collect();
+        Self { job, peers }
+    }
+
     fn link_to(&self, rank: usize) -> PeerLink<'_> {
         PeerLink { endpoint: self.job.endpoint(), peer: self.peers[rank] }
     }

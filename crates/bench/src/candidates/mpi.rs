@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use crate::group::cores::MemberCores;
 use crate::group::process_group::{ProcessGroup, REPLY_TIMEOUT};
@@ -13,12 +14,13 @@ use crate::host::process;
 use crate::results::series::{MPICH, OPEN_MPI};
 
 /// Source files of the program.
-const SOURCES: [(&str, &str); 7] = [
+const SOURCES: [(&str, &str); 8] = [
     ("member.h", include_str!("mpi/member.h")),
     ("main.c", include_str!("mpi/main.c")),
     ("collectives.c", include_str!("mpi/collectives.c")),
     ("matching.c", include_str!("mpi/matching.c")),
     ("messages.c", include_str!("mpi/messages.c")),
+    ("scale.c", include_str!("mpi/scale.c")),
     ("integer_sort.c", include_str!("mpi/integer_sort.c")),
     ("fourier.c", include_str!("mpi/fourier.c")),
 ];
@@ -142,8 +144,36 @@ impl MpiInstallation {
         cores: &MemberCores,
         transport: &MpiTransport,
     ) -> Result<ProcessGroup, String> {
+        let launcher = self.command(member, self.options(size, cores), transport);
+        ProcessGroup::start(vec![launcher], REPLY_TIMEOUT)
+    }
+
+    /// Starts a group of `size` ranks that are bound to no core and yield it while they poll, as
+    /// suits more ranks than cores.
+    pub(crate) fn start_many(
+        &self,
+        member: &Path,
+        size: usize,
+        patience: Duration,
+    ) -> Result<ProcessGroup, String> {
+        let mut words: Vec<String> = Vec::new();
+        if self.launcher.family == MpiFamily::OpenMpi {
+            if rustix::process::geteuid().is_root() {
+                words.push("--allow-run-as-root".into());
+            }
+            words.extend(["--oversubscribe", "--bind-to", "none"].map(str::to_owned));
+        }
+        words.extend(["-np".to_owned(), size.to_string()]);
+        let mut launcher = self.command(member, words, &MpiTransport::Own);
+        launcher
+            .envs([("OMPI_MCA_mpi_yield_when_idle", "1"), ("MPIR_CVAR_POLLS_BEFORE_YIELD", "1")]);
+        ProcessGroup::start(vec![launcher], patience)
+    }
+
+    /// Command of the launcher, with options before the program.
+    fn command(&self, member: &Path, options: Vec<String>, transport: &MpiTransport) -> Command {
         let mut launcher = Command::new(&self.launcher.path);
-        launcher.args(self.options(size, cores)).arg(member);
+        launcher.args(options).arg(member);
         if !matches!(transport, MpiTransport::Memferry(_)) {
             // The user's shell may have evaluated `memferry env`.
             for (name, _) in variables::for_family(self.launcher.family, Path::new("/"), None) {
@@ -158,7 +188,7 @@ impl MpiInstallation {
             ("OMPI_MCA_orte_base_help_aggregate", "1"),
             ("UCX_WARN_UNUSED_ENV_VARS", "n"),
         ]);
-        ProcessGroup::start(vec![launcher], REPLY_TIMEOUT)
+        launcher
     }
 
     /// Options that bind every rank to a core like the other members. Ranks share cores if there

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::GroupTask;
 use super::candidate::{GroupCandidate, NamedGroup, TaskRunner};
@@ -181,6 +182,26 @@ impl BenchEnvironment {
         self.launcher.cores.physical_count()
     }
 
+    /// Starts a group of members made of this program.
+    pub(crate) fn start(
+        &self,
+        kind: WorkerKind,
+        size: usize,
+        patience: Duration,
+    ) -> Result<ProcessGroup, String> {
+        self.launcher.start_within(kind, size, patience)
+    }
+
+    /// The MPI implementations that were found, each with the compiled candidate.
+    pub(crate) fn mpi(&self) -> &[(MpiFamily, MpiInstallation, PathBuf)] {
+        &self.launcher.mpi
+    }
+
+    /// Reports a candidate as missing.
+    pub(crate) fn report_missing(&mut self, series: &str, reason: &str) {
+        self.missing.push(with_reason(series, reason));
+    }
+
     /// Starts Memferry and MPI in groups of `size`.
     pub(crate) fn candidates(&mut self, size: usize) -> CandidateSet<'_> {
         let mut field = CandidateSet { groups: Vec::new(), missing: &mut self.missing };
@@ -288,8 +309,18 @@ impl BenchEnvironment {
 impl GroupLauncher {
     /// Starts a group of members made of this program, in a directory of its own.
     fn start(&self, kind: WorkerKind, size: usize) -> Result<ProcessGroup, String> {
+        self.start_within(kind, size, REPLY_TIMEOUT)
+    }
+
+    /// The same, with another timeout of replies.
+    fn start_within(
+        &self,
+        kind: WorkerKind,
+        size: usize,
+        patience: Duration,
+    ) -> Result<ProcessGroup, String> {
         let room = self.workspace.group_dir().map_err(|error| format!("no folder: {error}"))?;
-        ProcessGroup::start(commands(kind, size, &self.cores, &room)?, REPLY_TIMEOUT)
+        ProcessGroup::start(commands(kind, size, &self.cores, &room)?, patience)
     }
 }
 

@@ -64,9 +64,29 @@ impl ProcessGroup {
 
     /// Sends a line to every member, and returns the line that the leader replies.
     pub(crate) fn request(&mut self, line: &str) -> Result<String, String> {
-        let told =
-            self.broadcast(&format!("{line}\n")).map_err(|error| format!("is deaf: {error}"));
-        told.and_then(|()| self.read_line()).map_err(|reason| self.fail(reason))
+        self.tell(line)?;
+        self.reply()
+    }
+
+    /// Sends a line to every member, which [`ProcessGroup::reply`] must follow.
+    pub(crate) fn tell(&mut self, line: &str) -> Result<(), String> {
+        let told = self.broadcast(&format!("{line}\n"));
+        told.map_err(|error| self.fail(format!("is deaf: {error}")))
+    }
+
+    /// Returns the line that the leader replies.
+    pub(crate) fn reply(&mut self) -> Result<String, String> {
+        self.read_line().map_err(|reason| self.fail(reason))
+    }
+
+    /// Sets the timeout of the next replies.
+    pub(crate) fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
+    /// Identifiers of the processes that were started here: the members, or their launcher.
+    pub(crate) fn pids(&self) -> Vec<u32> {
+        self.members.iter().map(Child::id).collect()
     }
 
     /// Sends a line to every member. An MPI launcher forwards it to the leader, which distributes

@@ -50,6 +50,8 @@ pub enum WorkerKind {
     ReceiveThreePhase,
     /// A receiver with a thread that moves messages.
     ReceiveBackground,
+    /// Our endpoints with the default settings, in a job of many processes.
+    Scale,
     /// Workloads over windows, for the bench of their lookup.
     Lookup,
     /// Publish and subscribe of iceoryx2.
@@ -111,8 +113,9 @@ pub(crate) fn commands(
 
 /// Joins a group and serves until it receives `quit`.
 pub fn run(args: &WorkerArgs) -> anyhow::Result<()> {
-    // `ReceiveBackground` first starts a thread on another core.
-    if args.kind != WorkerKind::ReceiveBackground {
+    // `ReceiveBackground` first starts a thread on another core. Of many processes, each runs where
+    // there is room.
+    if ![WorkerKind::ReceiveBackground, WorkerKind::Scale].contains(&args.kind) {
         affinity::bind_to_core(args.core)?;
     }
     let leads = args.rank == 0;
@@ -143,6 +146,7 @@ pub fn run(args: &WorkerArgs) -> anyhow::Result<()> {
         WorkerKind::ReceiveBackground => {
             serve(receiver::join(args, ReceiveLoop::Background)?, leads)
         }
+        WorkerKind::Scale => crate::message::scale::run_member(args),
         WorkerKind::Lookup => crate::memory::lookup::run_worker(args),
         #[cfg(feature = "peers")]
         WorkerKind::Iceoryx => serve(crate::candidates::iceoryx::join(args)?, leads),

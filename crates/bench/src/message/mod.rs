@@ -10,4 +10,5 @@ pub(crate) mod messages;
 pub(crate) mod pingpong;
 pub(crate) mod receive_overhead;
 pub(crate) mod receiver;
+pub(crate) mod scale;
 pub(crate) mod stream;

@@ -14,7 +14,7 @@ pub mod suite;
 pub mod summary_keys;
 
 /// Names of all benches, in the order of the suite.
-pub const BENCH_NAMES: [&str; 17] = [
+pub const BENCH_NAMES: [&str; 18] = [
     "copy-latency",
     "copy-bandwidth",
     "overlap",
@@ -26,6 +26,7 @@ pub const BENCH_NAMES: [&str; 17] = [
     "collectives",
     "receive-overhead",
     "matching",
+    "scale",
     "pinning",
     "lookup",
     "gpu",

@@ -186,6 +186,7 @@ const ALLTOALL: &str = "alltoall";
 const COLLECTIVES: &str = "collectives";
 const RECEIVE: &str = "receive-overhead";
 const MATCHING: &str = "matching";
+const SCALE: &str = "scale";
 const PINNING: &str = "pinning";
 const LOOKUP: &str = "lookup";
 const GPU: &str = "gpu";
@@ -269,6 +270,11 @@ pub static KEYS: &[SummaryKey] = &[
 
     cost(MATCHING, "depth_10k_vs_depth_1", "ratio", Some(3.0), "Cost of a message while 10,000 receives or messages wait, against one, in the worst of seven orders."),
     ratio(MATCHING, "depth_10k_vs_best", None, "Speed of a message while 10,000 receives or messages wait, in the worst of seven orders, against the best MPI."),
+
+    cost(SCALE, "start_128_ms", "ms", Some(1000.0), "Time from the start of the first of 128 processes until all have joined the job."),
+    cost(SCALE, "rss_per_rank_128_mib", "MiB", Some(8.0), "Resident memory of each of 128 processes that are all connected with each other, on average, pages of the program and pages shared with others included."),
+    cost(SCALE, "idle_cpu_share_128", "share", Some(0.02), "Processor time of 128 connected processes that wait in a receive, as a share of the whole machine's."),
+    ratio(SCALE, "ring_128_vs_best", Some(1.5), "Speed of a message of 8 bytes around 128 processes, against the faster MPI."),
 
     cost(LOOKUP, "hit_ns", "ns", Some(20.0), "Time to find a translation that is in the cache and to let it go again, from one thread."),
     share(LOOKUP, "memory_saving", Some(0.8), "Share of the full table's bytes that the cache does not take, for the program with the largest windows.").counted(),

@@ -50,6 +50,9 @@ const char *collective_barrier(long bytes, long iterations, struct timing *timin
 const char *collective_broadcast(long bytes, long iterations, struct timing *timing);
 const char *collective_allreduce(long bytes, long iterations, struct timing *timing);
 const char *collective_alltoall(long bytes, long iterations, struct timing *timing);
+const char *ring(long bytes, long iterations, struct timing *timing);
+const char *neighbours(long count, long iterations, struct timing *timing);
+const char *idle(long unused, long milliseconds, struct timing *timing);
 const char *integer_sort(long keys_log2, long iterations, struct timing *timing);
 const char *fourier(long points, long iterations, struct timing *timing);
 const char *match_posted(long depth, long iterations, struct timing *timing);
