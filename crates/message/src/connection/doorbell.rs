@@ -83,8 +83,9 @@ impl Connection {
     }
 
     /// Sends the hints of this process to the peer, which has the number `slot` in them. If they
-    /// cannot be sent, this side polls the ring.
+    /// cannot be sent, this side polls the ring. The ring to the peer, one of many, grows when it is full.
     pub(crate) fn share_hints(&mut self, hints: &HintMemory, slot: usize) {
+        self.producer.keep_small();
         let packet = HINTS_DESCRIPTOR.to_le_bytes();
         let send = |socket: &SeqPacketSocket| socket.send(&packet, &[hints.as_fd()]).is_ok();
         if self.socket.as_ref().is_some_and(send) {
