@@ -68,11 +68,7 @@ impl Team {
             if bytes <= PAYLOAD_BYTES {
                 return self.broadcast_line(buffer, bytes, root, progress);
             }
-            let cross = match self.shared.is_crowded {
-                true => self.tuning.crowded_broadcast_cross_bytes,
-                false => self.tuning.broadcast_cross_bytes,
-            };
-            if bytes >= cross
+            if bytes >= self.tuning.broadcast_cross_bytes
                 && self.peers.is_some()
                 && self.broadcast_cross(buffer, bytes, root, progress)?
             {

@@ -19,8 +19,10 @@ pub(crate) struct Reducing {
     pub(crate) root: Option<usize>,
 }
 
-/// What is reduced at a time, so that it stays in the cache.
-const BLOCK_BYTES: usize = 32 << 10;
+/// What is reduced at a time, so that the result stays in the first cache.
+const BLOCK_BYTES: usize = 8 << 10;
+/// The same, if each block of another rank takes a system call.
+const CROSS_BLOCK_BYTES: usize = 32 << 10;
 /// Parts begin at multiples of this, if the elements permit it.
 const PART_ALIGNMENT: usize = 64;
 
@@ -271,7 +273,7 @@ impl Team {
         offset: u64,
     ) -> Result<(), Error> {
         let element = combine.element_bytes;
-        let block = element * (BLOCK_BYTES / element).max(1);
+        let block = element * (CROSS_BLOCK_BYTES / element).max(1);
         let [result, operand] = self.scratch(block);
         let peers = self.peers.as_ref().ok_or(Error::Corrupt)?;
         for at in (0..bytes).step_by(block) {

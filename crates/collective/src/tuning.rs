@@ -10,11 +10,9 @@ pub struct Tuning {
     pub direct_reduce_bytes: usize,
     /// From this many bytes on a reduction reads the memory of other ranks.
     pub reduce_cross_bytes: usize,
-    /// From this many bytes on a broadcast reads the memory of the root, if every rank has a core. Until then the root
-    /// copies into shared memory while the others copy out of it.
+    /// From this many bytes on a broadcast reads the memory of the root. Until then the root copies into shared memory
+    /// while the others copy out of it.
     pub broadcast_cross_bytes: usize,
-    /// The same, if there are more ranks than cores: then the copy of the root takes time from the others.
-    pub crowded_broadcast_cross_bytes: usize,
     /// From this many bytes of a block on, gather and all-to-all read the memory of other ranks.
     pub exchange_cross_bytes: usize,
     /// The part of a broadcast that is published at a time.
@@ -28,10 +26,9 @@ impl Default for Tuning {
         Self {
             staging_bytes: 1 << 20,
             direct_reduce_bytes: 4 << 10,
-            reduce_cross_bytes: 256 << 10,
-            broadcast_cross_bytes: 4 << 20,
-            crowded_broadcast_cross_bytes: 256 << 10,
-            exchange_cross_bytes: 16 << 10,
+            reduce_cross_bytes: 4 << 20,
+            broadcast_cross_bytes: 64 << 20,
+            exchange_cross_bytes: 48 << 10,
             chunk_bytes: 128 << 10,
             allow_cross_memory: true,
         }
@@ -40,7 +37,7 @@ impl Default for Tuning {
 
 impl Tuning {
     /// The number of words of [`Tuning::to_words`].
-    pub(crate) const WORDS: usize = 8;
+    pub(crate) const WORDS: usize = 7;
 
     pub(crate) fn to_words(self) -> [u64; Self::WORDS] {
         let bytes = [
@@ -48,7 +45,6 @@ impl Tuning {
             self.direct_reduce_bytes,
             self.reduce_cross_bytes,
             self.broadcast_cross_bytes,
-            self.crowded_broadcast_cross_bytes,
             self.exchange_cross_bytes,
             self.chunk_bytes,
             usize::from(self.allow_cross_memory),
@@ -57,7 +53,7 @@ impl Tuning {
     }
 
     pub(crate) fn from_words(words: [u64; Self::WORDS]) -> Self {
-        let [staging, direct, reduce, broadcast, crowded, exchange, chunk, allow] =
+        let [staging, direct, reduce, broadcast, exchange, chunk, allow] =
             words.map(|word| usize::try_from(word).unwrap_or(usize::MAX));
         Self {
             staging_bytes: staging,
@@ -65,7 +61,6 @@ impl Tuning {
             direct_reduce_bytes: direct.min(staging),
             reduce_cross_bytes: reduce,
             broadcast_cross_bytes: broadcast,
-            crowded_broadcast_cross_bytes: crowded,
             exchange_cross_bytes: exchange,
             chunk_bytes: chunk.clamp(64, staging.max(64)),
             allow_cross_memory: allow == 1,

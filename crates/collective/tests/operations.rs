@@ -302,3 +302,27 @@ fn all_types_are_named_once() {
         assert!(!ElementType::ALL[..index].contains(element));
     }
 }
+
+#[test]
+fn several_mebibytes_are_right_with_the_sizes_of_every_day() {
+    const COUNT: usize = (6 << 20) / 4 + 5;
+    let _guard = HangGuard::new("a team");
+    threads(3, Tuning::default(), |team| {
+        let (rank, size) = (team.rank(), team.size());
+        let mut buffer = elements(rank, COUNT);
+        team.broadcast(&mut buffer, 1, &mut NoProgress).unwrap();
+        assert_eq!(buffer, elements(1, COUNT));
+        let mut buffer = elements(rank, COUNT);
+        team.allreduce_in_place(&mut buffer, ReduceOp::Sum, &mut NoProgress).unwrap();
+        let sum = |at| (0..size).map(|rank| element(rank, at)).sum::<i32>();
+        assert!((0..COUNT).all(|at| buffer[at] == sum(at)));
+        let send: Vec<_> = (0..size).flat_map(|to| elements(100 * rank + to, COUNT)).collect();
+        let mut recv = vec![-1; send.len()];
+        team.alltoall(&send, &mut recv, &mut NoProgress).unwrap();
+        let expected = (0..size).flat_map(|from| elements(100 * from + rank, COUNT));
+        assert!(recv.into_iter().eq(expected));
+        let mut all = vec![-1; if rank == 2 { size * COUNT } else { 0 }];
+        team.gather(&elements(rank, COUNT), &mut all, 2, &mut NoProgress).unwrap();
+        assert!(rank != 2 || all.into_iter().eq((0..size).flat_map(|from| elements(from, COUNT))));
+    });
+}

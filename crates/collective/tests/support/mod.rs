@@ -19,7 +19,6 @@ pub(crate) fn small_tuning(allow_cross_memory: bool) -> Tuning {
     tuning.direct_reduce_bytes = 1024;
     tuning.reduce_cross_bytes = 8 << 10;
     tuning.broadcast_cross_bytes = 8 << 10;
-    tuning.crowded_broadcast_cross_bytes = 8 << 10;
     tuning.exchange_cross_bytes = 1024;
     tuning.chunk_bytes = 1024;
     tuning.allow_cross_memory = allow_cross_memory;
