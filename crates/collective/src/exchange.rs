@@ -268,7 +268,7 @@ impl Team {
     }
 
     /// By reads of the root. Returns false if a rank is not reachable: then nothing was copied. (Writes of all ranks
-    /// at a time would be quicker, but a rank that scribbles over the shared memory could direct them anywhere.)
+    /// at a time would use more cores, but a rank that scribbles over the shared memory could direct them anywhere.)
     ///
     /// # Safety
     /// As the call of the operation.
