@@ -65,6 +65,12 @@ impl Endpoint {
         self.port().lock().set_remote_transport(carrier)
     }
 
+    /// Sets whether peers on other hosts are expected, which they are by default. If not, a thread that sleeps
+    /// for less than a second may do so without a look at the remote transport, until that has a peer.
+    pub fn expect_remote(&self, is_expected: bool) {
+        self.port().lock().expect_remote(is_expected);
+    }
+
     /// The peer with a number of the remote transport.
     pub fn remote_peer(&self, number: u64) -> Result<Peer, Error> {
         self.port().check_fork()?;
@@ -256,7 +262,9 @@ impl Endpoint {
             return true;
         }
         let mut state = self.port().lock();
-        !state.needs_timed_poll() && !state.protocol.is_offloading()
+        !state.needs_timed_poll()
+            && !state.protocol.is_offloading()
+            && state.protocol.peers.can_block_on_transport()
     }
 
     /// Ends a wait of another thread in [`Endpoint::wait_completions`], or the next one if no thread waits.

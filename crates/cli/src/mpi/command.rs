@@ -13,6 +13,7 @@ use memferry_bench::host::mpi::{MpiFamily, launcher, provider};
 use memferry_sys::settings;
 use serde::Serialize;
 
+use super::one_host;
 use crate::args::{EnvArgs, MpirunArgs};
 use crate::show;
 
@@ -29,6 +30,15 @@ pub(crate) fn mpirun(args: &MpirunArgs) -> anyhow::Result<()> {
     variables.extend(checked);
     if args.collectives {
         variables.push(variables::preload(&provider::find_collectives()?));
+    }
+    if env::var_os(one_host::REMOTE).is_none()
+        && one_host::is_one_host(
+            &rest,
+            |name| env::var(name).ok(),
+            one_host::default_hostfile(&launcher.path),
+        )
+    {
+        variables.push((one_host::REMOTE, "off".into()));
     }
     let mut command = Command::new(&launcher.path);
     if launcher.family == MpiFamily::OpenMpi && rustix::process::geteuid().is_root() {

@@ -2,4 +2,5 @@
 //! whether it loads the provider, for `memferry doctor`.
 
 pub(crate) mod command;
+mod one_host;
 pub(crate) mod probe;

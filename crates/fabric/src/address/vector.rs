@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock, Weak};
 
 use super::{ADDRESS_BYTES, Address, HostId, LocalId};
@@ -33,6 +34,8 @@ pub(crate) struct AddressVector {
     reports_events: bool,
     events: Mutex<Option<Arc<EventQueue>>>,
     addresses: RwLock<AddressTable>,
+    /// An address of another host was inserted.
+    has_remote: AtomicBool,
     /// The endpoints that use this vector.
     endpoints: Mutex<Vec<Weak<EndpointCore>>>,
 }
@@ -94,6 +97,17 @@ impl AddressVector {
         let mut cores = self.endpoints.lock().unwrap();
         cores.retain(|known| known.strong_count() > 0);
         cores.push(Arc::downgrade(core));
+        if self.has_remote.load(Ordering::Relaxed) {
+            core.expect_remote();
+        }
+    }
+
+    /// Records that an address of another host was inserted: the endpoints expect its messages.
+    fn expect_remote(&self) {
+        let cores = self.endpoints.lock().unwrap();
+        if !self.has_remote.swap(true, Ordering::Relaxed) {
+            cores.iter().filter_map(Weak::upgrade).for_each(|core| core.expect_remote());
+        }
     }
 
     /// Removes the address of a number. Returns whether there was one.
@@ -175,6 +189,7 @@ pub(crate) unsafe extern "C" fn open(
             reports_events: attr.flags & FI_COMPLETION != 0,
             events: Mutex::default(),
             addresses: RwLock::default(),
+            has_remote: AtomicBool::new(false),
             endpoints: Mutex::default(),
         };
         object::into_raw(Arc::new(vector), av)
@@ -216,11 +231,12 @@ unsafe extern "C" fn insert(
         if count > 0 && addresses.is_null() {
             return Err(FiError(FI_EINVAL));
         }
-        let mut inserted = 0;
+        let (mut inserted, mut is_remote) = (0, false);
         let mut table = vector.addresses.write().unwrap();
         for index in 0..count {
             let bytes = addresses.cast::<u8>().add(index * ADDRESS_BYTES);
             let address = Address::from_bytes(std::slice::from_raw_parts(bytes, ADDRESS_BYTES));
+            is_remote |= address.is_some_and(|address| address.host != HostId::ours());
             let number = address.map_or(FI_ADDR_NOTAVAIL, |address| table.insert(address));
             if !numbers.is_null() {
                 numbers.add(index).write(number);
@@ -234,6 +250,9 @@ unsafe extern "C" fn insert(
             inserted += c_int::from(code == 0);
         }
         drop(table);
+        if is_remote {
+            vector.expect_remote();
+        }
         if vector.reports_events {
             vector.report_event(FI_AV_COMPLETE, context, inserted as u64, 0);
             return Ok(0);

@@ -411,6 +411,11 @@ impl EndpointCore {
         }
     }
 
+    /// Expects messages of other hosts from now on.
+    pub(crate) fn expect_remote(&self) {
+        self.messages.expect_remote(true);
+    }
+
     /// The source of a receive.
     #[inline]
     pub(super) fn source(&self, number: u64) -> Result<Source> {

@@ -168,6 +168,9 @@ impl Endpoint {
         let name = own.get().to_bytes();
         let transport = FabricTransport::new(inner, name, Arc::clone(&directory), mr_table);
         messages.set_remote_transport(Box::new(transport))?;
+        // Until the program inserts an address of another host. A thread of the library sleeps for
+        // any time, and then watches the transport.
+        messages.expect_remote(self.shared.domain.auto_progress());
         Ok(Ok(directory))
     }
 

@@ -28,6 +28,8 @@ const POLLS_AFTER_EVENT: u32 = 64;
 #[derive(Debug, Default)]
 pub(super) struct RemoteState {
     transport: Option<Box<dyn RemoteTransport>>,
+    /// No peer on another host is expected.
+    is_unexpected: bool,
     /// Slots of its peers.
     slots: HashMap<u64, usize>,
     events: Vec<RemoteEvent>,
@@ -37,10 +39,11 @@ pub(super) struct RemoteState {
 }
 
 impl RemoteState {
-    /// Whether the port has a transport.
+    /// Whether the port has a transport with peers, or one that expects peers. A thread that sleeps watches
+    /// such a transport. The liveness check finds the first message of a peer that is not expected.
     #[inline]
     pub(super) fn is_set(&self) -> bool {
-        self.transport.is_some()
+        self.transport.is_some() && !(self.is_unexpected && self.slots.is_empty())
     }
 
     /// Whether a poll is due. A transport without peers is polled by the liveness check only.
@@ -77,8 +80,13 @@ impl PeerTable {
         }
     }
 
-    /// Whether the transport needs no poll before its descriptor is readable.
+    /// Whether the transport needs no poll before its descriptor is readable, or is not watched.
     pub(super) fn can_block_on_remote(&mut self) -> bool {
+        !self.remote.is_set() || self.can_block_on_transport()
+    }
+
+    /// Whether the transport, if there is one, needs no poll before its descriptor is readable.
+    pub(crate) fn can_block_on_transport(&mut self) -> bool {
         self.remote.transport.as_mut().is_none_or(|carrier| {
             let is_watched = carrier.descriptor().is_some();
             is_watched && carrier.can_block()
@@ -100,6 +108,11 @@ impl PortState {
             self.wakeup.watch(descriptor);
         }
         Ok(())
+    }
+
+    /// Sets whether peers on other hosts are expected. They are, unless the caller says otherwise.
+    pub(crate) fn expect_remote(&mut self, is_expected: bool) {
+        self.protocol.peers.remote.is_unexpected = !is_expected;
     }
 
     /// Processes events of the remote transport. Returns whether there were any.
