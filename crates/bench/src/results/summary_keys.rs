@@ -234,7 +234,7 @@ pub static KEYS: &[SummaryKey] = &[
     ratio(IPC, "4m_vs_loopback", None, "Speed of a message of 4 MiB (half of a round trip), against TCP over the loopback interface."),
 
     cost(PINGPONG, "floor_ns", "ns", None, "Time a cache line takes from core to core, with a line for each direction: what the simplest message takes."),
-    cost(PINGPONG, "8b_vs_floor", "ratio", Some(1.5), "A message of 8 bytes as a multiple of that floor."),
+    cost(PINGPONG, "8b_vs_floor", "ratio", Some(1.25), "A message of 8 bytes as a multiple of that floor."),
     ratio(PINGPONG, "8b_vs_best", Some(1.0), "Speed of a message of 8 bytes, against the fastest peer."),
     ratio(PINGPONG, "64k_vs_best", Some(1.2), "Speed of a message of 64 KiB, against the fastest peer."),
     ratio(PINGPONG, "1m_vs_best", None, "Speed of a message of 1 MiB, against the fastest peer."),
@@ -242,7 +242,7 @@ pub static KEYS: &[SummaryKey] = &[
     ratio(PINGPONG, "64m_vs_best", Some(2.0), "Speed of a message of 64 MiB, against the fastest peer."),
     ratio(PINGPONG, "worst_vs_best", Some(0.95), "The smallest ratio over all measured sizes of a message."),
     ratio(PINGPONG, "4m_shareable_vs_best", Some(2.0), "Speed of a message of 4 MiB from and to memory that both processes map, against the fastest peer."),
-    ratio(PINGPONG, "mpi_8b_vs_own", Some(0.8), "Speed of a message of 8 bytes of Open MPI over Memferry, against Open MPI's own transport."),
+    ratio(PINGPONG, "mpi_8b_vs_own", Some(1.0), "Speed of a message of 8 bytes of Open MPI over Memferry, against Open MPI's own transport."),
     ratio(PINGPONG, "mpi_64k_vs_own", Some(1.1), "Speed of a message of 64 KiB of Open MPI over Memferry, against Open MPI's own transport."),
     ratio(PINGPONG, "mpi_4m_vs_own", Some(1.5), "Speed of a message of 4 MiB of Open MPI over Memferry, against Open MPI's own transport."),
     ratio(PINGPONG, "mpi_64m_vs_own", Some(1.8), "Speed of a message of 64 MiB of Open MPI over Memferry, against Open MPI's own transport."),
