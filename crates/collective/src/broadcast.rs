@@ -141,6 +141,7 @@ impl Team {
             // SAFETY: the caller guarantees that the buffer may be written.
             let read = unsafe { peers.read(root, exposed.address, buffer, bytes) };
             read.map_err(|error| self.fail(error))?;
+            self.check_read()?;
             self.publish(last, &[], progress)?;
         }
         Ok(exposed.is_reachable)

@@ -155,6 +155,14 @@ impl Reduction<'_> {
         }
     }
 
+    /// A number for type and operation, which ranks compare. Of functions only the length of an element is known.
+    pub(crate) fn kind(&self) -> u64 {
+        match self {
+            Self::Numbers(element, operation) => 1 + ((*element as u64) << 4 | *operation as u64),
+            Self::Function { element_bytes, .. } => (*element_bytes as u64) << 8,
+        }
+    }
+
     /// Checks that the operation exists for the type.
     pub(crate) fn prepare(&mut self) -> Result<Combine<'_>, Error> {
         let element_bytes = self.element_bytes();

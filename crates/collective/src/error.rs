@@ -21,7 +21,7 @@ pub enum Error {
     RankMissing(usize),
     /// A rank has called another operation, or the same one with another length, root or type.
     #[error(
-        "rank {0} has called another operation, or with another length: all ranks must call the same \
+        "rank {0} has called another operation, or with another length or type: all ranks must call the same \
          operations in the same order"
     )]
     Mismatch(usize),

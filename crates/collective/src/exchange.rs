@@ -125,8 +125,6 @@ impl Team {
             if exchange.block >= self.tuning.exchange_cross_bytes && self.peers.is_some() {
                 let is_done = match exchange.operation {
                     Operation::Gather => self.gather_cross(&exchange, progress)?,
-                    // Others would read what this rank has overwritten.
-                    Operation::Alltoall if exchange.send == exchange.recv.cast_const() => false,
                     _ => self.exchange_cross(&exchange, progress)?,
                 };
                 if is_done {
@@ -240,10 +238,10 @@ impl Team {
         Ok(())
     }
 
-    /// By reads of the memory of all other ranks. Returns false if one is not reachable: then nothing was copied.
+    /// By reads of the memory of all other ranks. Returns false if one is not reachable: then no rank has read any.
     ///
     /// # Safety
-    /// As the call of the operation, which must not be an all-to-all in place.
+    /// As the call of the operation.
     unsafe fn exchange_cross(
         &mut self,
         exchange: &Exchange,
@@ -251,7 +249,10 @@ impl Team {
     ) -> Result<bool, Error> {
         let (size, block) = (self.size(), exchange.block);
         let (first, last) = (exchange.mark(2), exchange.mark(3));
-        let exposed = Exposed::new(exchange.send, exchange.blocks(size) * block);
+        let mut exposed = Exposed::new(exchange.send, exchange.blocks(size) * block);
+        // Others would read what this rank has overwritten. They may pass two buffers, and must hear of it.
+        let is_in_place = exchange.send == exchange.recv.cast_const();
+        exposed.is_reachable &= !(exchange.operation == Operation::Alltoall && is_in_place);
         let phase = self.publish(first, &exposed.encode(), progress)?;
         // SAFETY: the caller guarantees it. In place, the block for this rank is the one that it has.
         unsafe { self.copy_own(exchange, 0, block) };
@@ -319,6 +320,6 @@ impl Team {
                 unsafe { peers.read(other, address, exchange.recv.add(other * block), block) };
             read.map_err(|error| self.fail(error))?;
         }
-        Ok(())
+        self.check_read()
     }
 }

@@ -4,7 +4,7 @@ use crate::element::{Combine, Reduction};
 use crate::error::Error;
 use crate::line::PAYLOAD_BYTES;
 use crate::reduce_large::Reducing;
-use crate::team::{Operation, Team, mark};
+use crate::team::{Operation, Team, mark_of};
 use crate::waiting::Progress;
 
 impl Team {
@@ -55,6 +55,7 @@ impl Team {
         progress: &mut dyn Progress,
     ) -> Result<(), Error> {
         self.enter()?;
+        let kind = reduction.kind();
         let mut combine = reduction.prepare()?;
         let element = combine.element_bytes;
         let bytes = count.checked_mul(element).filter(|bytes| isize::try_from(*bytes).is_ok());
@@ -70,7 +71,7 @@ impl Team {
             unsafe { std::ptr::copy(send, recv, bytes) };
             return Ok(());
         }
-        let reducing = Reducing { send, recv, bytes, root };
+        let reducing = Reducing { send, recv, bytes, root, kind };
         let is_tree = self.size() > self.tree_from();
         // SAFETY: the caller guarantees what these need.
         unsafe {
@@ -97,7 +98,7 @@ impl Team {
         progress: &mut dyn Progress,
     ) -> Result<(), Error> {
         let Reducing { send, recv, bytes, .. } = reducing;
-        let mark = mark(Operation::Allreduce, 0, 0, bytes);
+        let mark = reducing.mark(0);
         let mut words = [0u64; PAYLOAD_BYTES / 8];
         let data = words.as_mut_ptr().cast::<u8>();
         // SAFETY: the words are at least as long as `bytes`; the caller guarantees `send` and `recv`.
@@ -120,7 +121,7 @@ impl Team {
         combine: &mut Combine<'_>,
         progress: &mut dyn Progress,
     ) -> Result<(), Error> {
-        let Reducing { send, recv, bytes, root } = reducing;
+        let Reducing { send, recv, bytes, root, .. } = reducing;
         let mark = reducing.mark(0);
         // SAFETY: the caller guarantees `send`.
         let payload = unsafe { std::slice::from_raw_parts(send, bytes) };
@@ -154,7 +155,7 @@ impl Team {
         combine: &mut Combine<'_>,
         progress: &mut dyn Progress,
     ) -> Result<(), Error> {
-        let Reducing { send, recv, bytes, root } = reducing;
+        let Reducing { send, recv, bytes, root, .. } = reducing;
         let mark = reducing.mark(1);
         let half = self.take_half(progress)?;
         // SAFETY: the caller guarantees `send`, and the staging is as long as the longest direct reduction.
@@ -176,9 +177,10 @@ impl Team {
 impl Reducing {
     /// What ranks compare.
     pub(crate) fn mark(&self, step: u8) -> u64 {
-        match self.root {
-            Some(root) => mark(Operation::Reduce, step, root, self.bytes),
-            None => mark(Operation::Allreduce, step, 0, self.bytes),
-        }
+        let (operation, root) = match self.root {
+            Some(root) => (Operation::Reduce, root),
+            None => (Operation::Allreduce, 0),
+        };
+        mark_of(operation, step, root, self.bytes, self.kind)
     }
 }

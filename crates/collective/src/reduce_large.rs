@@ -17,6 +17,8 @@ pub(crate) struct Reducing {
     pub(crate) bytes: usize,
     /// The rank that gets the result; all ranks if there is none.
     pub(crate) root: Option<usize>,
+    /// A number for type and operation.
+    pub(crate) kind: u64,
 }
 
 /// What is reduced at a time, so that the result stays in the first cache.
@@ -306,6 +308,6 @@ impl Team {
                 unsafe { std::ptr::copy_nonoverlapping(result, target.add(at), length) };
             }
         }
-        Ok(())
+        self.check_read()
     }
 }

@@ -1,5 +1,7 @@
 //! The team: membership of one rank, and the phases that all calls are made of.
 
+use std::sync::atomic::{Ordering, fence};
+
 use memferry_sys::shared_memory::SealedMemory;
 
 use crate::access::PeerMemory;
@@ -163,6 +165,22 @@ impl Team {
         self.half_free[half] = self.phase + 1;
     }
 
+    /// Fails if the team is broken. A rank that has read memory of others asks before it trusts what it has read: a
+    /// rank that gets an error returns, and may change its memory while others read it. It breaks the team before.
+    pub(crate) fn check_read(&self) -> Result<(), Error> {
+        // The reads come before the look.
+        fence(Ordering::Acquire);
+        self.shared.check_broken()
+    }
+
+    /// Breaks the team: all ranks get [`Error::Stopped`] with this rank. For a rank that cannot take part in an
+    /// operation that others call.
+    pub fn stop(&mut self) {
+        if self.shared.is_owner_process() {
+            self.fail(Error::Stopped(self.rank()));
+        }
+    }
+
     /// Breaks the team with an error that all ranks get.
     pub(crate) fn fail(&self, error: Error) -> Error {
         self.shared.break_with(error)
@@ -171,7 +189,14 @@ impl Team {
 
 /// What ranks compare to find out whether they have called the same: operation, step, root and length.
 pub(crate) fn mark(operation: Operation, step: u8, root: usize, bytes: usize) -> u64 {
-    let arguments = (bytes as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (root as u64) << 17;
+    mark_of(operation, step, root, bytes, 0)
+}
+
+/// As [`mark`], with a number for what is done with the elements.
+pub(crate) fn mark_of(operation: Operation, step: u8, root: usize, bytes: usize, kind: u64) -> u64 {
+    let arguments = (bytes as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+        ^ (root as u64) << 17
+        ^ kind.wrapping_mul(0xC2B2_AE3D_27D4_EB4F);
     (operation as u64) << 56 | u64::from(step) << 48 | arguments >> 16
 }
 

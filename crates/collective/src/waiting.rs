@@ -23,7 +23,8 @@ pub trait Progress {
     /// means that it must not sleep.
     ///
     /// # Errors
-    /// [`Stop`] ends the operation on all ranks, and breaks the team.
+    /// [`Stop`] ends the operation on all ranks, and breaks the team. It has no effect if what is awaited has arrived
+    /// meanwhile.
     fn poll(&mut self) -> Result<Duration, Stop>;
 }
 
@@ -84,14 +85,17 @@ impl Shared {
                 if self.has_arrived(awaited, phase, &mut first) {
                     return Ok(());
                 }
-                if spin % SPINS_PER_PROGRESS == 0 {
-                    self.poll(progress)?;
+                if spin % SPINS_PER_PROGRESS == 0
+                    && self.poll(awaited, phase, &mut first, progress)?.is_none()
+                {
+                    return Ok(());
                 }
             }
         }
         let mut checked = Instant::now();
-        for round in 1u32.. {
-            let longest = self.poll(progress)?;
+        let mut round = 0u32;
+        while let Some(longest) = self.poll(awaited, phase, &mut first, progress)? {
+            round = round.saturating_add(1);
             if round <= YIELDS || longest.is_zero() {
                 std::thread::yield_now();
             } else {
@@ -100,7 +104,7 @@ impl Shared {
             if self.has_arrived(awaited, phase, &mut first) {
                 return Ok(());
             }
-            let is_due = round > YIELDS || round % YIELDS_PER_CLOCK == 0;
+            let is_due = round > YIELDS || round.is_multiple_of(YIELDS_PER_CLOCK);
             if is_due && checked.elapsed() >= CHECK_INTERVAL {
                 self.check_awaited(awaited, phase, first)?;
                 checked = Instant::now();
@@ -109,9 +113,25 @@ impl Shared {
         Ok(())
     }
 
-    fn poll(&self, progress: &mut dyn Progress) -> Result<Duration, Error> {
-        self.check_broken()?;
-        progress.poll().map_err(|Stop| self.break_with(Error::Stopped(self.rank)))
+    /// Makes progress. Returns how long the rank may sleep; `None` if what is awaited has arrived.
+    fn poll(
+        &self,
+        awaited: Awaited,
+        phase: u64,
+        first: &mut usize,
+        progress: &mut dyn Progress,
+    ) -> Result<Option<Duration>, Error> {
+        let broken = self.check_broken().err();
+        if broken.is_none()
+            && let Ok(longest) = progress.poll()
+        {
+            return Ok(Some(longest));
+        }
+        // A rank that has published the phase may have left since, for the best of reasons.
+        if self.has_arrived(awaited, phase, first) {
+            return Ok(None);
+        }
+        Err(broken.unwrap_or_else(|| self.break_with(Error::Stopped(self.rank))))
     }
 
     fn sleep(&self, awaited: Awaited, phase: u64, first: &mut usize, longest: Duration) {

@@ -326,3 +326,24 @@ fn several_mebibytes_are_right_with_the_sizes_of_every_day() {
         assert!(rank != 2 || all.into_iter().eq((0..size).flat_map(|from| elements(from, COUNT))));
     });
 }
+
+#[test]
+fn an_alltoall_may_be_in_place_at_some_ranks_only() {
+    on_all_teams(|team| {
+        let (rank, size) = (team.rank(), team.size());
+        for count in COUNTS {
+            let send: Vec<i32> = (0..size)
+                .flat_map(|to| (0..count).map(move |index| element(rank * size + to, index)))
+                .collect();
+            let expected: Vec<i32> = (0..size)
+                .flat_map(|from| (0..count).map(move |index| element(from * size + rank, index)))
+                .collect();
+            let mut recv = if rank == 0 { send.clone() } else { vec![-1; size * count] };
+            let into = recv.as_mut_ptr().cast::<u8>();
+            let from = if rank == 0 { into.cast_const() } else { send.as_ptr().cast() };
+            // SAFETY: both have a block for each rank, and are equal or do not overlap.
+            unsafe { team.alltoall_raw(from, into, 4 * count, &mut NoProgress).unwrap() };
+            assert_eq!(recv, expected);
+        }
+    });
+}

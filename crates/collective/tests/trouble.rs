@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use memferry_collective::{Error, Invitation, NoProgress, ReduceOp, Stop, Team, Tuning};
@@ -187,4 +188,96 @@ fn a_waiting_rank_makes_progress() {
             assert!(polls > 5, "{polls} polls");
         }
     });
+}
+
+#[test]
+fn a_rank_does_not_trust_memory_that_its_owner_may_have_changed() {
+    const BYTES: usize = 64 << 20;
+    let _guard = HangGuard::new("a team");
+    let reader = AtomicUsize::new(0);
+    let results = threads(2, Tuning::default(), |team| {
+        let mut buffer = vec![u8::from(team.rank() == 0); BYTES];
+        if team.rank() == 1 {
+            reader.store(buffer.as_ptr() as usize, Ordering::Release);
+            let result = team.broadcast(&mut buffer, 0, &mut NoProgress);
+            let is_right = result.is_err() || buffer == vec![1; BYTES];
+            // The root looks at this memory until it stops.
+            return (is_right, buffer);
+        }
+        // Stops when the other rank has read a part.
+        let mut progress = || {
+            let first = reader.load(Ordering::Acquire) as *const u8;
+            // SAFETY: the memory of the other rank exists until all threads have ended.
+            let has_begun = !first.is_null() && unsafe { first.read_volatile() } == 1;
+            if has_begun { Err(Stop) } else { Ok(Duration::ZERO) }
+        };
+        let result = team.broadcast(&mut buffer, 0, &mut progress);
+        let (front, back) = buffer.split_at_mut(BYTES / 2);
+        back.fill(2);
+        front.fill(2);
+        assert!(matches!(result, Ok(()) | Err(Error::Stopped(0))), "{result:?}");
+        (true, buffer)
+    });
+    for (rank, (is_right, _)) in results.iter().enumerate() {
+        assert!(is_right, "rank {rank} got other data without an error");
+    }
+}
+
+#[test]
+fn a_stop_does_not_undo_what_is_complete() {
+    let _guard = HangGuard::new("a team");
+    let has_left = AtomicUsize::new(0);
+    threads(2, Tuning::default(), |team| {
+        if team.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(20));
+            team.reduce(&[2u64], &mut [], ReduceOp::Sum, 0, &mut NoProgress).unwrap();
+            has_left.store(1, Ordering::Release);
+            return;
+        }
+        // Returns only when the other rank has done all that it had to do.
+        let mut progress = || {
+            while has_left.load(Ordering::Acquire) == 0 {
+                std::thread::yield_now();
+            }
+            Err(Stop)
+        };
+        let mut sum = [0u64];
+        team.reduce(&[1u64], &mut sum, ReduceOp::Sum, 0, &mut progress).unwrap();
+        assert_eq!(sum, [3]);
+    });
+}
+
+#[test]
+fn ranks_that_reduce_by_different_operations_or_types_get_an_error() {
+    let _guard = HangGuard::new("a team");
+    for size in [2, 17] {
+        for count in [1, 40, 300, 5000] {
+            let errors = threads(size, small_tuning(true), |team| {
+                let operation = if team.rank() == 1 { ReduceOp::Max } else { ReduceOp::Sum };
+                team.allreduce_in_place(&mut vec![1u64; count], operation, &mut NoProgress)
+                    .unwrap_err()
+            });
+            assert!(errors.iter().all(|error| matches!(error, Error::Mismatch(_))), "{errors:?}");
+        }
+    }
+    let errors = threads(2, Tuning::default(), |team| {
+        let (sum, progress) = (ReduceOp::Sum, &mut NoProgress);
+        match team.rank() {
+            1 => team.allreduce_in_place(&mut [1u64], sum, progress).unwrap_err(),
+            _ => team.allreduce_in_place(&mut [1.0f64], sum, progress).unwrap_err(),
+        }
+    });
+    assert!(errors.iter().all(|error| matches!(error, Error::Mismatch(_))), "{errors:?}");
+}
+
+#[test]
+fn a_rank_that_cannot_take_part_stops_the_others() {
+    let _guard = HangGuard::new("a team");
+    let errors = threads(3, Tuning::default(), |team| {
+        if team.rank() == VICTIM {
+            team.stop();
+        }
+        team.barrier(&mut NoProgress).unwrap_err()
+    });
+    assert!(errors.iter().all(|error| matches!(error, Error::Stopped(VICTIM))), "{errors:?}");
 }
