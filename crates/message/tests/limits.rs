@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use memferry_message::{Endpoint, EndpointBuilder, Rights, ShareableBuffer};
 use memferry_testing::message::process::{self, Child, setting};
-use memferry_testing::message::{pair, unique};
+use memferry_testing::message::{TIMEOUT, pair, unique};
 
 /// Peers of a process with a low limit of descriptors.
 const MANY_PEERS: usize = 100;
@@ -123,11 +123,13 @@ fn connect_with_many_peers() {
     let (soft, hard) = (number("MEMFERRY_TEST_SOFT"), number("MEMFERRY_TEST_HARD"));
     set_limit(libc::RLIMIT_NOFILE, &libc::rlimit { rlim_cur: soft, rlim_max: hard });
     let names = setting("MEMFERRY_TEST_NAME");
-    let timeout = Duration::from_millis(500);
-    let builder = EndpointBuilder::new().connect_timeout(timeout);
     let suffices = hard > 1000;
+    let patient = EndpointBuilder::new().connect_timeout(TIMEOUT);
     for by_message in [false, true] {
-        let here = builder.open(&unique("hub")).unwrap();
+        // A message waits for descriptors until the timeout, a call does not.
+        let is_short = by_message && !suffices;
+        let timeout = if is_short { Duration::from_secs(2) } else { TIMEOUT };
+        let here = patient.clone().connect_timeout(timeout).open(&unique("hub")).unwrap();
         let (mut reached, mut refused) = (Vec::new(), Vec::new());
         let mut sends = Vec::new();
         for index in 0..MANY_PEERS {
@@ -158,7 +160,7 @@ fn connect_with_many_peers() {
             here.send(*peer, 2, b"still here").unwrap();
         }
         drop(here);
-        let again = builder.open(&unique("hub")).unwrap();
+        let again = patient.open(&unique("hub")).unwrap();
         let peer = again.connect(&format!("{names}-{}", MANY_PEERS - 1)).unwrap();
         again.send(peer, 2, b"back").unwrap();
     }
