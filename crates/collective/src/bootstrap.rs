@@ -18,7 +18,7 @@ use crate::team::{Operation, Team, mark};
 use crate::tuning::Tuning;
 use crate::waiting::{Progress, Stop};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"mfteam01");
+const MAGIC: u64 = u64::from_le_bytes(*b"mfteam02");
 /// Interval between looks at the sockets while a team is created.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
 /// Magic, name (2), token (2), size, tuning.
@@ -138,15 +138,17 @@ impl Invitation {
     /// Waits until all ranks have joined, at most for `timeout`.
     pub fn accept(self, progress: &mut dyn Progress, timeout: Duration) -> Result<Team, Error> {
         let deadline = Instant::now().checked_add(timeout);
-        let mut server = Server { invitation: &self, waiting: Vec::new(), missing: Vec::new() };
-        server.missing = (1..self.words.layout.size).collect();
-        while !server.missing.is_empty() {
-            if server.serve()? {
-                continue;
+        self.team.shared.register(probe_word());
+        let mut server = Server::new(&self);
+        while let Some(awaited) = server.first_awaited() {
+            match server.serve() {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(error) => return Err(self.team.fail(error)),
             }
             match wait_a_little(progress, deadline) {
                 Ok(true) => {}
-                Ok(false) => return Err(self.team.fail(Error::RankMissing(server.missing[0]))),
+                Ok(false) => return Err(self.team.fail(Error::RankMissing(awaited))),
                 Err(Stop) => return Err(self.team.fail(Error::Stopped(0))),
             }
         }
@@ -159,34 +161,38 @@ struct Server<'a> {
     invitation: &'a Invitation,
     /// Connections that have not sent their request yet.
     waiting: Vec<SeqPacketSocket>,
+    /// Ranks that have not asked for the memory.
     missing: Vec<usize>,
+    /// Ranks that have it, and have not said yet that they can use it.
+    attaching: Vec<(usize, SeqPacketSocket)>,
 }
 
-impl Server<'_> {
-    /// Maximum number of connections without a request: a stranger can make that many.
+impl<'a> Server<'a> {
+    /// Maximum number of connections without a request. Further ones are accepted later.
     const MAX_WAITING: usize = 256;
 
-    /// Accepts a connection and answers requests. Returns whether there was anything.
+    fn new(invitation: &'a Invitation) -> Self {
+        let missing = (1..invitation.words.layout.size).collect();
+        Self { invitation, waiting: Vec::new(), missing, attaching: Vec::new() }
+    }
+
+    /// A rank that has not joined yet.
+    fn first_awaited(&self) -> Option<usize> {
+        let attaching = self.attaching.first().map(|(rank, _)| *rank);
+        self.missing.first().copied().or(attaching)
+    }
+
+    /// Accepts a connection, answers requests, and hears whether the memory can be used. Returns whether there was
+    /// anything.
     fn serve(&mut self) -> Result<bool, Error> {
-        let mut is_busy = false;
-        match self.invitation.listener.accept() {
-            Ok(socket) => {
-                is_busy = true;
-                let own = rustix::process::geteuid().as_raw();
-                let is_own = credentials(socket.as_fd()).is_ok_and(|peer| peer.uid == own);
-                if is_own && self.waiting.len() < Self::MAX_WAITING {
-                    self.waiting.push(socket);
-                }
-            }
-            Err(error) if is_transient(&error) => {}
-            Err(error) => return Err(error.into()),
-        }
+        let mut is_busy = self.accept()?;
+        is_busy |= self.hear()?;
         for socket in std::mem::take(&mut self.waiting) {
             let mut packet = [0; Request::BYTES];
             match socket.receive(&mut packet) {
                 Ok((length, _)) => {
                     is_busy = true;
-                    self.answer(&socket, &packet[..length]);
+                    self.answer(socket, &packet[..length]);
                 }
                 Err(error) if is_transient(&error) => self.waiting.push(socket),
                 Err(_) => {}
@@ -195,7 +201,37 @@ impl Server<'_> {
         Ok(is_busy)
     }
 
-    fn answer(&mut self, socket: &SeqPacketSocket, packet: &[u8]) {
+    fn accept(&mut self) -> Result<bool, Error> {
+        if self.waiting.len() >= Self::MAX_WAITING {
+            return Ok(false);
+        }
+        match self.invitation.listener.accept() {
+            Ok(socket) => {
+                let own = rustix::process::geteuid().as_raw();
+                if credentials(socket.as_fd()).is_ok_and(|peer| peer.uid == own) {
+                    self.waiting.push(socket);
+                }
+                Ok(true)
+            }
+            Err(error) if is_transient(&error) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Strikes off the ranks that can use the memory. Fails if one cannot: nobody is to wait for it.
+    fn hear(&mut self) -> Result<bool, Error> {
+        let before = self.attaching.len();
+        for (rank, socket) in std::mem::take(&mut self.attaching) {
+            match socket.receive(&mut [0; 1]) {
+                Ok((1, _)) => {}
+                Err(error) if is_transient(&error) => self.attaching.push((rank, socket)),
+                Ok(_) | Err(_) => return Err(Error::RankMissing(rank)),
+            }
+        }
+        Ok(self.attaching.len() < before)
+    }
+
+    fn answer(&mut self, socket: SeqPacketSocket, packet: &[u8]) {
         let Some(request) = Request::decode(packet) else { return };
         let position = self.missing.iter().position(|rank| *rank == request.rank);
         let Some(position) = position.filter(|_| request.token == self.invitation.words.token)
@@ -204,6 +240,7 @@ impl Server<'_> {
         };
         if socket.send(&[1], &[self.invitation.memory.as_fd()]).is_ok() {
             self.missing.swap_remove(position);
+            self.attaching.push((request.rank, socket));
         }
     }
 }
@@ -242,7 +279,7 @@ impl Team {
             return Err(Error::Argument("the invitation is from another user"));
         }
         let request = Request { token: words.token, rank };
-        socket.send(&request.encode(), &[])?;
+        send(&socket, &request.encode())?;
         let mut packet = [0; 1];
         let descriptor = loop {
             match socket.receive_whole(&mut packet) {
@@ -258,10 +295,14 @@ impl Team {
             }
         };
         let memory = SealedMemory::from_untrusted_fd(descriptor, words.layout.bytes())?;
-        Self::attach(&memory, words.layout, rank, words.tuning)?.begin(progress, deadline)
+        let team = Self::attach(&memory, words.layout, rank, words.tuning)?;
+        team.shared.register(probe_word());
+        // From now on the lock tells whether this rank is alive, and until now the socket.
+        send(&socket, &[1]).map_err(|gone| team.shared.check_broken().err().unwrap_or(gone))?;
+        team.begin(progress, deadline)
     }
 
-    /// Registers this rank, waits for all others, and finds out what they can do.
+    /// Waits for all other ranks, and finds out what they can do. This one has registered.
     fn begin(
         mut self,
         progress: &mut dyn Progress,
@@ -271,11 +312,9 @@ impl Team {
         // A deadline that cannot be represented is far away.
         let far = || Instant::now() + Duration::from_secs(1 << 30);
         self.shared.join_deadline = Some(deadline.unwrap_or_else(far));
-        self.shared.register(probe_word());
         let mark = mark(Operation::Join, 0, 0, 0);
         let phase = self.publish(mark, &[], progress)?;
         self.meet_all(phase, mark, progress)?;
-        self.shared.join_deadline = None;
         let peers = match self.tuning.allow_cross_memory {
             true => PeerMemory::probe(&self.shared),
             false => None,
@@ -288,6 +327,7 @@ impl Team {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let phase = self.publish(mark, &bytes, progress)?;
         self.meet_all(phase, mark, progress)?;
+        self.shared.join_deadline = None;
         let (mut all_direct, mut cores) = (true, [0u64; CORE_WORDS]);
         for rank in 0..self.size() {
             let mut found = [0; 8 * (1 + CORE_WORDS)];
@@ -300,6 +340,15 @@ impl Team {
         let cores: u32 = cores.iter().map(|word| word.count_ones()).sum();
         self.shared.is_crowded = self.size() > cores as usize;
         Ok(self)
+    }
+}
+
+/// Sends a packet to rank 0.
+fn send(socket: &SeqPacketSocket, packet: &[u8]) -> Result<(), Error> {
+    let gone = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
+    match socket.send(packet, &[]) {
+        Err(error) if gone.contains(&error.kind()) => Err(Error::RankDied(0)),
+        sent => Ok(sent?),
     }
 }
 
@@ -331,5 +380,52 @@ fn keep_waiting(
         Ok(true) => Ok(()),
         Ok(false) => Err(Error::RankMissing(0)),
         Err(Stop) => Err(Error::Stopped(rank)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::waiting::NoProgress;
+
+    const SHORT: Duration = Duration::from_millis(100);
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_rank_that_cannot_use_the_memory_is_not_waited_for() {
+        let invitation = Invitation::new(3).unwrap();
+        let words = invitation.words;
+        let started = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let deadline = Instant::now().checked_add(LONG);
+                let socket = connect(&words.socket_name(), &mut NoProgress, deadline, 2).unwrap();
+                let request = Request { token: words.token, rank: 2 };
+                socket.send(&request.encode(), &[]).unwrap();
+                while socket.receive(&mut [0; 1]).is_err() {
+                    std::thread::yield_now();
+                }
+            });
+            let bytes = *invitation.bytes();
+            scope.spawn(move || {
+                let error = Team::join(&bytes, 1, &mut NoProgress, LONG).unwrap_err();
+                assert!(!matches!(error, Error::System(_) | Error::Argument(_)), "{error}");
+            });
+            let error = invitation.accept(&mut NoProgress, LONG).unwrap_err();
+            assert_eq!(error, Error::RankMissing(2));
+        });
+        assert!(started.elapsed() < LONG / 2);
+    }
+
+    #[test]
+    fn a_rank_that_stands_still_is_not_waited_for_after_the_deadline() {
+        let Invitation { words, memory, team, .. } = Invitation::new(2).unwrap();
+        let mut other = Team::attach(&memory, words.layout, 1, words.tuning).unwrap();
+        team.shared.register(probe_word());
+        other.shared.register(probe_word());
+        let mark = mark(Operation::Join, 0, 0, 0);
+        other.publish(mark, &[], &mut NoProgress).unwrap();
+        let error = team.begin(&mut NoProgress, Instant::now().checked_add(SHORT)).unwrap_err();
+        assert_eq!(error, Error::RankMissing(1));
     }
 }

@@ -16,8 +16,8 @@ pub enum Error {
     /// A rank has left the team while another one needs it.
     #[error("rank {0} has left the team before this operation")]
     RankLeft(usize),
-    /// A rank did not join the team in time.
-    #[error("rank {0} has not joined the team in time")]
+    /// A rank did not join the team in time, or cannot join it.
+    #[error("rank {0} has not joined the team")]
     RankMissing(usize),
     /// A rank has called another operation, or the same one with another length, root or type.
     #[error(

@@ -2,12 +2,13 @@
 
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Instant;
 
 use memferry_sys::file_lock;
 use memferry_sys::fork::CloseOnFork;
 use memferry_sys::futex::futex_wake_shared;
+use memferry_sys::pages::page_bytes;
 use memferry_sys::shared_memory::{Mapping, Protection, SealedMemory};
 
 use crate::error::Error;
@@ -42,16 +43,20 @@ impl Layout {
         let is_valid = (1..=MAX_RANKS).contains(&size)
             && (PAGE..=MAX_HALF).contains(&half)
             && half.is_multiple_of(PAGE);
-        is_valid.then_some(Self { size, half })
+        let layout = is_valid.then_some(Self { size, half })?;
+        // On machines of 32 bits not every layout fits into the memory.
+        let bytes = size.checked_mul(2)?.checked_mul(half)?.checked_add(layout.staging())?;
+        let bytes = bytes.checked_next_multiple_of(page_bytes())?;
+        isize::try_from(bytes).is_ok().then_some(layout)
     }
 
     fn staging(self) -> usize {
         (LINES + self.size * size_of::<Line>()).next_multiple_of(PAGE)
     }
 
-    /// The length of the memory.
+    /// The length of the memory: whole pages, which may be longer than those of the layout.
     pub(crate) fn bytes(self) -> usize {
-        self.staging() + self.size * 2 * self.half
+        (self.staging() + self.size * 2 * self.half).next_multiple_of(page_bytes())
     }
 }
 
@@ -69,7 +74,7 @@ pub(crate) struct Shared {
     published: AtomicU64,
     /// The error that this rank got: its copy in the shared memory may be overwritten.
     failed: OnceLock<Error>,
-    /// While the team is created: when ranks that have not registered count as missing.
+    /// While the team is created: when ranks that are awaited count as missing.
     pub(crate) join_deadline: Option<Instant>,
 }
 
@@ -84,9 +89,9 @@ impl Shared {
         if mapping.len() < layout.bytes() || rank >= layout.size {
             return Err(Error::Corrupt);
         }
-        let file = memory.reopen()?;
-        file_lock::lock_byte(file.as_fd(), rank as u64)?;
-        let lock = CloseOnFork::new(file)?;
+        // A child that another thread forks meanwhile must not hold the lock.
+        let lock = CloseOnFork::new(memory.reopen()?)?;
+        file_lock::lock_byte(lock.as_fd(), rank as u64)?;
         Ok(Self {
             mapping,
             layout,
@@ -193,6 +198,8 @@ impl Shared {
             Err(word) => Error::from_word(word, self.layout.size).unwrap_or(Error::Corrupt),
         };
         let _ = self.failed.set(first.clone());
+        // A rank that goes to sleep now sees the word.
+        fence(Ordering::SeqCst);
         self.wake_everyone();
         first
     }
@@ -229,16 +236,17 @@ impl Shared {
     /// Fails if a rank that has not published a phase never will.
     pub(crate) fn check_rank(&self, rank: usize, phase: u64) -> Result<(), Error> {
         let line = self.line(rank);
+        let is_late = self.join_deadline.is_some_and(|deadline| Instant::now() >= deadline);
         let error = match line.state.load(Ordering::Acquire) {
             _ if rank == self.rank => return Ok(()),
-            ABSENT => match self.join_deadline {
-                Some(deadline) if Instant::now() < deadline => return Ok(()),
-                _ => Error::RankMissing(rank),
-            },
+            ABSENT if self.join_deadline.is_some() && !is_late => return Ok(()),
+            ABSENT => Error::RankMissing(rank),
             JOINED => match file_lock::is_byte_locked(self.lock.as_fd(), rank as u64) {
-                // An error here (interrupted, no memory) says nothing about the rank.
-                Ok(true) | Err(_) => return Ok(()),
                 Ok(false) => Error::RankDied(rank),
+                // It lives, but its process may be stopped.
+                _ if is_late => Error::RankMissing(rank),
+                // An error here (interrupted, no memory) says nothing about the rank.
+                _ => return Ok(()),
             },
             LEFT => Error::RankLeft(rank),
             _ => Error::Corrupt,
@@ -269,7 +277,7 @@ impl Drop for Shared {
         // A forked child is no member.
         if self.is_owner_process() {
             self.state().store(LEFT, Ordering::Release);
-            std::sync::atomic::fence(Ordering::SeqCst);
+            fence(Ordering::SeqCst);
             self.wake_everyone();
         }
     }

@@ -29,6 +29,8 @@ pub(crate) enum Membership {
 
 /// The length of a message that names a rank that is gone.
 const GONE_BYTES: usize = 8;
+/// Added to a rank that exists, but cannot join.
+const CANNOT_JOIN: u64 = 1 << 32;
 /// How long a rank sleeps at most while messages may need it: doubled with each sleep, up to this.
 const MAX_SLEEP: Duration = Duration::from_micros(3200);
 const FIRST_SLEEP: Duration = Duration::from_micros(200);
@@ -69,7 +71,7 @@ impl Progress for EndpointProgress<'_> {
 struct JoinProgress<'a> {
     job: &'a Job,
     messages: EndpointProgress<'a>,
-    gone: Option<usize>,
+    gone: Option<CollectiveError>,
 }
 
 impl Progress for JoinProgress<'_> {
@@ -115,17 +117,23 @@ impl Job {
             }),
         };
         joined.map_err(|error| {
-            let gone = progress.gone.or_else(|| self.await_cause(&error));
+            let cause = progress.gone.take().or_else(|| self.await_cause(&error));
+            let error = cause.unwrap_or(error);
+            let word = match error {
+                CollectiveError::RankDied(rank) | CollectiveError::RankLeft(rank) => rank as u64,
+                CollectiveError::RankMissing(rank) => CANNOT_JOIN | rank as u64,
+                _ => CANNOT_JOIN | self.rank() as u64,
+            };
             // Nobody must wait for this rank either.
-            self.pass_on(&(gone.unwrap_or(self.rank()) as u64).to_le_bytes(), None);
-            gone.map_or(error, CollectiveError::RankDied).into()
+            self.pass_on(&word.to_le_bytes(), None);
+            error.into()
         })
     }
 
     /// Another rank has given up: waits for its word about the rank that is gone.
-    fn await_cause(&self, error: &CollectiveError) -> Option<usize> {
-        use CollectiveError::{RankDied, RankLeft, Stopped};
-        if !matches!(error, RankDied(_) | RankLeft(_) | Stopped(_)) {
+    fn await_cause(&self, error: &CollectiveError) -> Option<CollectiveError> {
+        use CollectiveError::{RankDied, RankLeft, RankMissing, Stopped};
+        if !matches!(error, RankDied(_) | RankLeft(_) | RankMissing(_) | Stopped(_)) {
             return None;
         }
         let deadline = Instant::now() + WORD_TIMEOUT;
@@ -165,16 +173,21 @@ impl Job {
         }
     }
 
-    /// A rank that is gone, if a neighbour is or says so.
-    fn find_gone(&self) -> Option<usize> {
+    /// The error about a rank that is gone, if a neighbour is or says so.
+    fn find_gone(&self) -> Option<CollectiveError> {
         self.parent().into_iter().chain(self.children()).find_map(|rank| {
             if let Some(word) = self.hear(rank, GONE_BYTES) {
                 let word = word.try_into().map(u64::from_le_bytes).ok()?;
-                return usize::try_from(word).ok().filter(|gone| *gone < self.size());
+                let gone = usize::try_from(word & !CANNOT_JOIN).ok();
+                let gone = gone.filter(|gone| *gone < self.size())?;
+                return Some(match word & CANNOT_JOIN {
+                    0 => CollectiveError::RankDied(gone),
+                    _ => CollectiveError::RankMissing(gone),
+                });
             }
             let state = self.endpoint().port().lock();
             let is_gone = state.protocol.peers.connection_of(self.peer(rank)).is_err();
-            is_gone.then_some(rank)
+            is_gone.then_some(CollectiveError::RankDied(rank))
         })
     }
 

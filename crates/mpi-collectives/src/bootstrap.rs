@@ -6,6 +6,7 @@
 
 use std::ffi::c_int;
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use memferry_collective::Invitation;
 
@@ -13,12 +14,16 @@ use crate::handles::Handles;
 use crate::library::{Handle, Library};
 use crate::progress::MpiProgress;
 use crate::report;
-use crate::team::{HostTeam, INVITATION_BYTES};
+use crate::team::{HostTeam, INVITATION_BYTES, TeamError};
 
 /// Identity of a host in an invitation.
 const HOST_BYTES: usize = 96;
 /// What rank 0 broadcasts: host, and invitation, or zeros if there is none.
 const MESSAGE_BYTES: usize = HOST_BYTES + INVITATION_BYTES;
+
+/// Whether this process could not become a member of a team. It does not try again: the ranks of every
+/// further communicator would wait for it.
+static HAS_FAILED: AtomicBool = AtomicBool::new(false);
 
 /// Forms the team. All ranks call it together, and all get a team or none does.
 pub(crate) fn form_team(
@@ -30,19 +35,23 @@ pub(crate) fn form_team(
 ) -> Option<HostTeam> {
     let mut message = vec![0u8; MESSAGE_BYTES];
     let mut own = None;
-    if rank == 0
-        && let Ok(invitation) = Invitation::new(size)
-    {
-        message[..HOST_BYTES].copy_from_slice(&host());
-        message[HOST_BYTES..].copy_from_slice(invitation.bytes());
-        own = Some(invitation);
+    if rank == 0 && !HAS_FAILED.load(Ordering::Relaxed) {
+        match Invitation::new(size) {
+            Ok(invitation) => {
+                message[..HOST_BYTES].copy_from_slice(&host());
+                message[HOST_BYTES..].copy_from_slice(invitation.bytes());
+                own = Some(invitation);
+            }
+            Err(error) => report_failure(rank, &error),
+        }
     }
     // SAFETY: the message has exactly so many bytes at every rank.
     let code = unsafe {
         let start = message.as_mut_ptr().cast();
         (library.functions.bcast)(start, MESSAGE_BYTES as c_int, handles.byte, 0, handle)
     };
-    let is_here = code == 0 && invitation_in(&message).is_some();
+    let is_here =
+        code == 0 && invitation_in(&message).is_some() && !HAS_FAILED.load(Ordering::Relaxed);
     // Nobody joins if not all can: the others would wait in vain.
     if !all_agree(library, handles, handle, is_here) {
         return None;
@@ -53,10 +62,15 @@ pub(crate) fn form_team(
         None => HostTeam::join(invitation_in(&message).unwrap_or_default(), rank, progress),
     };
     if let Err(error) = &team {
-        report::line(&format!("rank {rank}: collectives are left to the MPI library: {error}"));
+        report_failure(rank, error);
     }
     let has_joined = all_agree(library, handles, handle, team.is_ok());
     team.ok().filter(|_| has_joined)
+}
+
+fn report_failure(rank: usize, error: &TeamError) {
+    HAS_FAILED.store(true, Ordering::Relaxed);
+    report::line(&format!("rank {rank}: collectives are left to the MPI library: {error}"));
 }
 
 /// Whether something is true at all ranks.

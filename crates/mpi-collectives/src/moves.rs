@@ -76,7 +76,8 @@ pub(crate) unsafe fn broadcast(
     // SAFETY: the program passes memory for its elements, which the root reads and the others write.
     let done = unsafe {
         if context.communicator.rank == root {
-            SendBytes::new(context, data.start, elements).and_then(|bytes| {
+            let sent = SendBytes::new(context, data.start, elements);
+            team::prepared(context, sent).and_then(|bytes| {
                 let start = bytes.as_ptr().cast_mut();
                 team::run(context, |team| team.broadcast(root, start, elements.bytes))
             })
@@ -108,7 +109,8 @@ pub(crate) unsafe fn gather(
         block.times(size)?;
         // SAFETY: the program passes memory for its elements.
         let done = unsafe {
-            SendBytes::new(context, source.start, block).and_then(|bytes| {
+            let sent = SendBytes::new(context, source.start, block);
+            team::prepared(context, sent).and_then(|bytes| {
                 team::run(context, |team| {
                     team.gather(root, bytes.as_ptr(), block.bytes, std::ptr::null_mut())
                 })
@@ -168,13 +170,15 @@ unsafe fn receive_blocks(
         let mut received = ReceiveBytes::new(target.start, all);
         let to = received.as_mut_ptr();
         let sent = if !source.is_in_place(context) {
-            let own = own_elements(context, source, 1, block)?;
-            SendBytes::new(context, source.start, own)?
+            let own = own_elements(context, source, 1, block)
+                .and_then(|own| SendBytes::new(context, source.start, own));
+            team::prepared(context, own)?
         } else if all.plain.is_some() {
             SendBytes::Plain(to.add(own_offset))
         } else {
             // The own block is somewhere within the elements of the target.
-            let packed = SendBytes::new(context, target.start, all)?;
+            let packed = SendBytes::new(context, target.start, all);
+            let packed = team::prepared(context, packed)?;
             std::ptr::copy_nonoverlapping(
                 packed.as_ptr().add(own_offset),
                 to.add(own_offset),
@@ -221,7 +225,7 @@ pub(crate) unsafe fn alltoall(
             own_elements(context, source, size, all)
                 .and_then(|own| SendBytes::new(context, source.start, own))
         };
-        sent.and_then(|sent| {
+        team::prepared(context, sent).and_then(|sent| {
             let mut received = ReceiveBytes::new(target.start, all);
             let to = received.as_mut_ptr();
             let result = team::run(context, |team| team.alltoall(sent.as_ptr(), block.bytes, to));

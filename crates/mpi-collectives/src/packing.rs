@@ -131,11 +131,7 @@ impl ReceiveBytes {
         context: &Context,
         result: Result<(), c_int>,
     ) -> Result<(), c_int> {
-        if let Err(code) = result {
-            // Another rank may still be writing to the memory.
-            std::mem::forget(self);
-            return Err(code);
-        }
+        result?;
         let Self::Packed { bytes, to, elements } = self else { return Ok(()) };
         let (mut position, comm): (c_int, _) = (0, context.communicator.handle);
         let (size, count) = (bytes.len() as c_int, elements.count as c_int);

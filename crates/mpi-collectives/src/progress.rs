@@ -13,6 +13,9 @@ use crate::library::{Handle, Library};
 
 /// Polls of which only every fourth calls MPI: most waits are shorter.
 const EARLY_POLLS: u32 = 32;
+/// Collectives in a row that may end without a call of MPI: a program that only calls collectives which
+/// need not wait must deliver messages too.
+const QUIET_COLLECTIVES: u32 = 32;
 /// Polls between two looks at the clock.
 const POLLS_PER_CLOCK: u32 = 64;
 /// How long a rank waits without sleep.
@@ -32,21 +35,29 @@ pub(crate) struct MpiProgress {
     library: &'static Library,
     handles: &'static Handles,
     polls: u32,
+    /// Collectives since MPI was called last.
+    quiet: u32,
     since: Option<Instant>,
 }
 
 impl MpiProgress {
     pub(crate) fn new(library: &'static Library, handles: &'static Handles) -> Self {
-        Self { library, handles, polls: 0, since: None }
+        Self { library, handles, polls: 0, quiet: 0, since: None }
     }
 
-    /// Begins a new wait.
+    /// Begins a new collective.
+    #[inline]
     pub(crate) fn restart(&mut self) {
         self.polls = 0;
         self.since = None;
+        self.quiet += 1;
+        if self.quiet >= QUIET_COLLECTIVES {
+            self.move_messages();
+        }
     }
 
-    fn move_messages(&self) {
+    fn move_messages(&mut self) {
+        self.quiet = 0;
         let Some(mut request) = REQUEST.get().or_else(|| self.start_request()) else { return };
         let mut is_complete: c_int = 0;
         // SAFETY: MPI is active, and the request belongs to this thread and is not complete.

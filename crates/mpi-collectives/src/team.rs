@@ -45,6 +45,11 @@ impl HostTeam {
         Ok(Self { team, progress })
     }
 
+    /// Ends the team, since this rank cannot take part in a collective that the others call.
+    fn give_up(&mut self) {
+        self.team.stop();
+    }
+
     /// Waits for all ranks.
     pub(crate) fn barrier(&mut self) -> Result<(), Error> {
         self.team.barrier(&mut self.progress)
@@ -159,6 +164,16 @@ pub(crate) fn run(
     // Without a locked instruction, which would take longer than the rest of this function.
     EXECUTED.store(EXECUTED.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     result.map_err(|error| report::fail(context, &error.to_string()))
+}
+
+/// What a rank has prepared for a collective. If it could not, which has been reported, the others get an
+/// error: they would wait for it.
+#[inline]
+pub(crate) fn prepared<T>(context: &Context, prepared: Result<T, c_int>) -> Result<T, c_int> {
+    if prepared.is_err() {
+        context.team.lock().unwrap_or_else(PoisonError::into_inner).give_up();
+    }
+    prepared
 }
 
 /// The type of elements of a class and a size.
