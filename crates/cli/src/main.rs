@@ -30,13 +30,23 @@ fn main() -> ExitCode {
     // 1).
     #[cfg(feature = "bench")]
     memferry_bench::guest::run_if_init();
+    #[cfg(feature = "bench")]
+    if let Some(args) = memferry_bench::worker::WorkerArgs::from_words(std::env::args().skip(1)) {
+        memferry_sys::settings::skip_variable_check();
+        return exit_code(memferry_bench::worker::run(&args));
+    }
     let cli = args::parse();
     if cli.command.is_started_by_memferry() {
         memferry_sys::settings::skip_variable_check();
     } else {
         memferry_sys::settings::check_variables();
     }
-    match run(cli) {
+    exit_code(run(cli))
+}
+
+/// The exit status of a result, whose error is printed.
+fn exit_code(result: anyhow::Result<()>) -> ExitCode {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             show::print_error(&format!("memferry: {error:#}"));

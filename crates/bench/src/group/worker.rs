@@ -81,6 +81,34 @@ pub struct WorkerArgs {
     pub name: String,
 }
 
+impl WorkerArgs {
+    /// Reads the words of the command line that a bench gives its members, from `worker` on. The
+    /// parser of all commands would take most of the memory and of the start of a small process.
+    /// `None`: it is another command line.
+    pub fn from_words(mut words: impl Iterator<Item = String>) -> Option<Self> {
+        if words.next()? != "worker" {
+            return None;
+        }
+        let kind = words.next()?;
+        let is_kind = |known: &&WorkerKind| {
+            known.to_possible_value().is_some_and(|value| value.get_name() == kind)
+        };
+        let kind = *WorkerKind::value_variants().iter().find(is_kind)?;
+        let (mut rank, mut size, mut core, mut name) = (None, None, None, None);
+        while let Some(option) = words.next() {
+            let value = words.next()?;
+            match option.as_str() {
+                "--rank" => rank = Some(value.parse().ok()?),
+                "--size" => size = Some(value.parse().ok()?),
+                "--core" => core = Some(value.parse().ok()?),
+                "--name" => name = Some(value),
+                _ => return None,
+            }
+        }
+        Some(Self { kind, rank: rank?, size: size?, core: core?, name: name? })
+    }
+}
+
 /// A member that has joined its group.
 pub(crate) trait Member {
     /// Executes this member's part of a command.
@@ -174,4 +202,22 @@ fn serve(mut member: impl Member, leads: bool) -> anyhow::Result<()> {
         result?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_reads_the_command_line_that_a_bench_writes() {
+        let read = |line: &str| WorkerArgs::from_words(line.split(' ').map(str::to_owned));
+        let args = read("worker cross-memory --name a --rank 1 --size 2 --core 3").unwrap();
+        assert_eq!(args.kind, WorkerKind::CrossMemory);
+        assert_eq!((args.rank, args.size, args.core, args.name.as_str()), (1, 2, 3, "a"));
+        for wrong in
+            ["bench", "worker spoon --rank 1", "worker pipe --rank 1", "worker pipe --help"]
+        {
+            assert!(read(wrong).is_none(), "{wrong}");
+        }
+    }
 }
