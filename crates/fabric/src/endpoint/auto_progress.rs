@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use memferry_sys::EventFd;
+use memferry_sys::fork::OwnerProcess;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::EndpointCore;
@@ -23,6 +24,7 @@ const MAX_SLEEP: Duration = Duration::from_millis(500);
 pub(super) struct AutoProgress {
     stop: Arc<StopSignal>,
     thread: Option<JoinHandle<()>>,
+    owner: OwnerProcess,
 }
 
 #[derive(Debug)]
@@ -40,12 +42,18 @@ impl AutoProgress {
             .name("memferry-fabric".into())
             .spawn(move || run(&core, &seen))
             .map_err(FiError::from)?;
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self { stop, thread: Some(thread), owner: OwnerProcess::current() })
     }
 }
 
 impl Drop for AutoProgress {
     fn drop(&mut self) {
+        if !self.owner.is_current() {
+            // A forked child has no such thread, and shares the descriptor with its parent. The
+            // handle names memory that may be freed.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         self.stop.is_set.store(true, Ordering::Release);
         self.stop.event.signal();
         if let Some(thread) = self.thread.take() {
