@@ -33,7 +33,7 @@ const HOST_OPTIONS: [&str; 22] = [
 ];
 
 /// Variables with which a launcher finds hosts by itself.
-const HOST_VARIABLES: [&str; 13] = [
+const HOST_VARIABLES: [&str; 18] = [
     "PBS_NODEFILE",
     "PBS_JOBID",
     "LSB_HOSTS",
@@ -42,7 +42,12 @@ const HOST_VARIABLES: [&str; 13] = [
     "LOADL_HOSTFILE",
     "COBALT_NODEFILE",
     "SGE_JOB_SPOOL_DIR",
+    "PE_HOSTFILE",
     "HYDRA_HOST_FILE",
+    "HYDRA_CONFIG_FILE",
+    "OMPI_MCA_orte_rankfile",
+    "OMPI_MCA_rmaps_rank_file_path",
+    "OMPI_MCA_plm_rsh_agent",
     "OMPI_MCA_orte_default_hostfile",
     "OMPI_MCA_hostfile",
     "PRTE_MCA_prte_default_hostfile",
@@ -80,9 +85,15 @@ pub(super) fn is_one_host(
 
 /// The text of the file from which an Open MPI takes hosts without an option, if there is one.
 pub(super) fn default_hostfile(launcher: &Path) -> Option<String> {
-    let prefix = launcher.parent()?.parent()?;
+    // A link to the launcher may lie elsewhere.
+    let real = launcher.canonicalize().unwrap_or_else(|_| launcher.to_owned());
+    let prefixes = [launcher, &real].map(|path| path.parent().and_then(Path::parent));
     let inside = ["etc/openmpi-default-hostfile", "etc/prte-default-hostfile"];
-    let files = inside.map(|file| prefix.join(file));
+    let files: Vec<_> = prefixes
+        .into_iter()
+        .flatten()
+        .flat_map(|prefix| inside.map(|file| prefix.join(file)))
+        .collect();
     let system = ["/etc/openmpi/openmpi-default-hostfile", "/etc/prte-default-hostfile"];
     let all = files.into_iter().chain(system.map(Into::into));
     let texts: Vec<_> = all.filter_map(|file| std::fs::read_to_string(file).ok()).collect();
@@ -129,6 +140,7 @@ mod tests {
             }
         };
         assert!(!is_one_host(&line, given(&[("PBS_NODEFILE", "nodes")]), None));
+        assert!(!is_one_host(&line, given(&[("HYDRA_CONFIG_FILE", "options")]), None));
         assert!(!is_one_host(&line, given(&[("SLURM_JOB_ID", "7")]), None));
         let nodes = &[("SLURM_JOB_ID", "7"), ("SLURM_JOB_NUM_NODES", "2")];
         assert!(!is_one_host(&line, given(nodes), None));

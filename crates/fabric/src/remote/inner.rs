@@ -104,7 +104,9 @@ impl InnerEndpoint {
     /// Opens an endpoint that peers on other hosts can reach.
     pub(crate) fn open(config: &RemoteConfig) -> Result<Self, Unavailable> {
         if config.is_off {
-            return Err(Unavailable("disabled by MEMFERRY_REMOTE".into()));
+            return Err(Unavailable("disabled by MEMFERRY_REMOTE=off, which `memferry mpirun` sets if nothing names another host; \
+                 MEMFERRY_REMOTE=on prevents that"
+                    .into()));
         }
         let _guard =
             UNLOAD_GATE.enter().ok_or_else(|| Unavailable("libfabric is closed".into()))?;
