@@ -31,7 +31,7 @@ pub enum CompletionKind {
     /// A get from a window of a peer.
     Get,
     /// No operation: requests of peers have arrived, which
-    /// [`crate::Endpoint::take_service`] returns. The context of the entry is `u64::MAX`.
+    /// [`crate::Endpoint::take_services`] returns. The context of the entry is `u64::MAX`.
     #[doc(hidden)]
     Service,
 }

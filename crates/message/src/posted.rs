@@ -127,15 +127,32 @@ impl Endpoint {
         self.port().lock().enable_service();
     }
 
-    /// Takes the first request of a peer. A completion entry of [`crate::CompletionKind::Service`] reports
-    /// that there are any; the caller takes all of them, and ends each by [`Endpoint::end_service`].
-    pub fn take_service(&self) -> Option<ServiceMessage> {
-        self.port().lock().take_service()
+    /// Takes the first requests of peers, `limit` at most. A completion entry of
+    /// [`crate::CompletionKind::Service`] reports that there are any, and another one that there are more than
+    /// were taken. The caller ends each by [`Endpoint::end_service`].
+    pub fn take_services(&self, limit: usize) -> Vec<ServiceMessage> {
+        self.port().lock().take_services(limit)
     }
 
-    /// Ends a request of a peer, after the reply was sent.
-    pub fn end_service(&self, peer: Peer) {
-        self.port().lock().end_service(peer);
+    /// Ends a request that a peer has sent in a connection, after the reply has left.
+    pub fn end_service(&self, peer: Peer, connection: u64) {
+        self.port().lock().end_service(peer, connection);
+    }
+
+    /// A number of the connection to a peer. It changes when the peer disconnects: a peer that connects again
+    /// may have the same handle, but knows nothing of what was in flight before.
+    pub fn connection_number(&self, peer: Peer) -> Result<u64, Error> {
+        self.port().lock().connection_number(peer)
+    }
+
+    /// Whether a peer is connected, or may still be. Starts nothing.
+    pub fn is_reachable(&self, peer: Peer) -> bool {
+        let state = self.port().lock();
+        state
+            .protocol
+            .peers
+            .index_of(peer)
+            .is_ok_and(|index| state.protocol.peers.is_reachable(index))
     }
 
     /// The operations in flight with a peer.

@@ -5,8 +5,8 @@ use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
 use memferry_message::{
-    CompletionEntry, CompletionKind, Envelope, MatchSpace, MatchSpec, Peer, Segment,
-    ServiceMessage, Source,
+    CompletionEntry, CompletionKind, CompletionOptions, Envelope, MatchSpace, MatchSpec, Peer,
+    Segment, ServiceMessage, Source,
 };
 
 use super::Endpoint;
@@ -236,10 +236,10 @@ impl EndpointCore {
     ) -> Result {
         let in_flight = &self.service.atomics_in_flight;
         if in_flight.load(Ordering::Acquire) >= MAX_IN_FLIGHT {
-            self.messages.progress();
+            self.progress_for_retry();
             return Err(FiError(FI_EAGAIN));
         }
-        let ticket = self.service.tickets.fetch_add(1, Ordering::Relaxed) + 1;
+        let ticket = self.service.tickets.fetch_add(1, Ordering::Relaxed);
         let is_silent = call.is_injected || self.atomic_binding(kind).is_silent(call.flags);
         let role = TrackedRole::Atomic { kind, bytes, ticket };
         let context = call.context as u64;
@@ -295,14 +295,16 @@ impl EndpointCore {
         (if is_write { CompletionKind::Put } else { CompletionKind::Get }, entry)
     }
 
-    /// Executes an operation of a peer on memory of this side, and replies.
+    /// Executes an operation of a peer on memory of this side, and replies. The request is ended when
+    /// the reply has left: a peer that takes no replies has a limited number of them here.
     pub(super) fn serve_atomic(&self, message: &ServiceMessage) {
         let word = |index: usize| {
             let bytes = message.bytes.get(8 * index..).and_then(|rest| rest.first_chunk::<8>());
             bytes.map(|bytes| u64::from_le_bytes(*bytes))
         };
         let Some(ticket) = word(0) else {
-            return tracing::debug!("dropping an invalid request");
+            tracing::debug!("dropping an invalid request");
+            return self.messages.end_service(message.peer, message.connection);
         };
         let mut results = Vec::new();
         let request = (kind_of(message.envelope.tag >> 8), word(1), word(2));
@@ -315,11 +317,34 @@ impl EndpointCore {
             }
             _ => FI_EINVAL,
         };
-        let (space, data) = (MatchSpace::Reply, Some(code as u64));
-        if let Err(error) =
-            self.messages.inject(message.peer, Envelope { space, tag: ticket, data }, &results)
-        {
-            tracing::debug!(%error, "the reply to an atomic operation was not sent");
+        let envelope = Envelope { space: MatchSpace::Reply, tag: ticket, data: Some(code as u64) };
+        self.reply(message, envelope, results);
+    }
+
+    /// Replies to a request, and ends it when the reply has left.
+    fn reply(&self, message: &ServiceMessage, envelope: Envelope, bytes: Vec<u8>) {
+        let ServiceMessage { peer, connection, .. } = *message;
+        // A peer that has connected again does not wait for it.
+        if self.messages.connection_number(peer) != Ok(connection) {
+            return self.messages.end_service(peer, connection);
+        }
+        let bytes = bytes.into_boxed_slice();
+        let pieces = [Segment::source(bytes.as_ptr(), bytes.len())];
+        let role = TrackedRole::Reply { peer, connection };
+        let op = TrackedOp { bytes: Some(bytes), role, ..TrackedOp::new(0, true) };
+        let mark = self.tracked.add(op);
+        let options =
+            CompletionOptions { context: mark, silent_on_success: false, delivery_complete: false };
+        self.service.replies_in_flight.fetch_add(1, Ordering::AcqRel);
+        // SAFETY: the tracked operation owns the bytes until completion.
+        match unsafe { self.messages.post_send(peer, envelope, &pieces, options) } {
+            Ok(None) => {}
+            Ok(Some(report)) => self.deliver(&report),
+            Err(error) => {
+                tracing::debug!(%error, "the reply to an atomic operation was not sent");
+                self.tracked.remove(mark);
+                self.on_reply_sent(peer, connection);
+            }
         }
     }
 

@@ -198,6 +198,7 @@ impl EndpointCore {
     pub(super) fn close(self: &Arc<Self>) -> Result {
         self.withdraw_all()?;
         if !self.is_closed.swap(true, Ordering::AcqRel) {
+            self.flush_replies(CLOSE_TIMEOUT);
             // Injected messages were reported as sent.
             if !self.messages.flush(CLOSE_TIMEOUT) {
                 tracing::warn!("closing an endpoint before a peer has received all messages");
@@ -296,6 +297,10 @@ impl EndpointCore {
             }
             TrackedRole::Atomic { kind: atomic, bytes, .. } => {
                 (kind, entry) = self.finish_atomic(atomic, bytes, &done, report);
+            }
+            TrackedRole::Reply { peer, connection } => {
+                self.on_reply_sent(peer, connection);
+                return None;
             }
             TrackedRole::Abandoned => return None,
         }

@@ -109,9 +109,8 @@ impl Endpoint {
         }
         let messages = self.open_messages()?;
         let remote = self.set_remote_transport(&messages)?;
-        if shared.caps & (FI_RMA | FI_ATOMIC) != 0 {
-            messages.enable_service();
-        }
+        // Without these capabilities too: a peer that expects them is refused, and not disconnected.
+        messages.enable_service();
         let mr_table = self.mr_table();
         let is_alone = shared.domain.auto_progress();
         let core = EndpointCore::new(messages, remote, vector, &bindings, shared.caps, mr_table);

@@ -58,7 +58,7 @@ impl Endpoint {
         };
         if must_wait {
             // Makes progress, because a program may only retry.
-            core.messages.progress();
+            core.progress_for_retry();
             return Err(FiError(FI_EAGAIN));
         }
         Ok(())

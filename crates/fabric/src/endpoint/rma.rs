@@ -16,7 +16,6 @@ use super::windows::RmaRoute;
 use crate::abi::*;
 use crate::guard::{FiError, Result, transfer};
 use crate::object;
-use crate::queue::QueuedCompletion;
 
 pub(super) static OPS: OpsRma = OpsRma {
     size: size_of::<OpsRma>(),
@@ -136,7 +135,8 @@ impl Endpoint {
         core.check_connected(peer)?;
         self.check_order(core, peer, OrderedOp::Rma, flags)?;
         let length = segments.iter().map(|segment| segment.length as u64).sum();
-        let notification = WriteNotification { peer, data, length };
+        let connection = core.messages.connection_number(peer)?;
+        let notification = WriteNotification { peer, connection, data, length };
         let role = TrackedRole::NotifiedWrite(notification);
         let mut tracked = TrackedOp { role, ..tracked };
         let mut segments = segments;
@@ -147,20 +147,12 @@ impl Endpoint {
             copy = [Segment::source(bytes.as_ptr(), bytes.len())];
             (segments, tracked.bytes) = (&copy, Some(bytes));
         }
-        core.take_notification_credit(peer)?;
-        if length == 0 {
-            let code = core.finish_notified(&notification, 0);
-            core.writes.count(code == 0);
-            if !tracked.is_silent || code != 0 {
-                let entry = QueuedCompletion::new(tracked.context, FI_RMA | FI_WRITE);
-                core.writes.deliver(QueuedCompletion { code, ..entry });
-            }
-            return Ok(());
-        }
+        core.take_notification_credit(&notification)?;
+        // A write of nothing goes the same way: its notification must not overtake earlier writes.
         // SAFETY: the caller guarantees the segments, or the tracked operation owns them.
         let started = unsafe { self.rma_tracked(core, RmaKind::Write, target, segments, tracked) };
         if started.is_err() {
-            core.give_back_notification_credit(peer, 1);
+            core.give_back_notification_credit(peer, connection, 1);
         }
         started
     }

@@ -7,8 +7,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::c_int;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use memferry_message::{Envelope, MatchSpace, Peer, ServiceMessage};
 
@@ -29,6 +31,8 @@ const MAX_NOTIFICATIONS: usize = 256;
 const CREDIT_BATCH: usize = 64;
 /// No credit is returned while a program leaves this number of entries in its queue.
 const MAX_UNREAD_ENTRIES: usize = 4096;
+/// The maximum number of requests that one call executes. The next call continues.
+const SERVICE_BATCH: usize = 256;
 /// The maximum number of peers on other hosts whose handles are kept.
 const MAX_PINNED: usize = 4096;
 /// From this number of peers on, disconnected ones are removed.
@@ -38,6 +42,8 @@ const PEER_SWEEP_THRESHOLD: usize = 64;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WriteNotification {
     pub(super) peer: Peer,
+    /// The number of the connection in which the write was started.
+    pub(super) connection: u64,
     pub(super) data: u64,
     /// The number of bytes written.
     pub(super) length: u64,
@@ -50,7 +56,10 @@ pub(super) struct ServiceState {
     pub(super) mr_table: Arc<MrTable>,
     /// The number of atomic operations without a reply.
     pub(super) atomics_in_flight: AtomicUsize,
-    /// The last ticket of an atomic operation.
+    /// The number of replies that have not left.
+    pub(super) replies_in_flight: AtomicUsize,
+    /// The next ticket of an atomic operation. The first one is random: a reply to an endpoint that
+    /// had the same address before matches nothing.
     pub(super) tickets: AtomicU64,
     notifications: Mutex<HashMap<Peer, NotificationCredit>>,
     /// Credit is due for notifications of peers.
@@ -59,12 +68,23 @@ pub(super) struct ServiceState {
     pinned: Mutex<HashSet<Peer>>,
 }
 
+/// The credit of one connection.
 #[derive(Debug, Clone, Copy, Default)]
 struct NotificationCredit {
+    connection: u64,
     /// Notifications to the peer without credit.
     sent: usize,
     /// Notifications of the peer for which no credit was returned.
     received: usize,
+}
+
+impl NotificationCredit {
+    /// Starts again if the peer has connected again.
+    fn renew(&mut self, connection: u64) {
+        if self.connection < connection {
+            *self = Self { connection, ..Self::default() };
+        }
+    }
 }
 
 impl ServiceState {
@@ -72,7 +92,8 @@ impl ServiceState {
         Self {
             mr_table,
             atomics_in_flight: AtomicUsize::new(0),
-            tickets: AtomicU64::new(0),
+            replies_in_flight: AtomicUsize::new(0),
+            tickets: AtomicU64::new(RandomState::new().build_hasher().finish()),
             notifications: Mutex::default(),
             owes_credit: AtomicBool::new(false),
             pinned: Mutex::default(),
@@ -86,21 +107,56 @@ pub(super) fn request(kind: u8, detail: u64, data: Option<u64>) -> Envelope {
 }
 
 impl EndpointCore {
-    /// Executes the requests of peers that have arrived.
+    /// Executes requests of peers that have arrived. If there are more, the next call continues:
+    /// peers that send without an end must not keep this one from its program.
     #[cold]
     pub(super) fn serve(&self) {
-        while let Some(message) = self.messages.take_service() {
-            self.pin_remote(message.peer);
+        for message in self.messages.take_services(SERVICE_BATCH) {
+            let ServiceMessage { peer, connection, .. } = message;
+            self.pin_remote(peer);
             let detail = message.envelope.tag >> 8;
             match message.envelope.tag as u8 {
-                ATOMIC => self.serve_atomic(&message),
+                // Ended with the reply.
+                ATOMIC => {
+                    self.serve_atomic(&message);
+                    continue;
+                }
                 WRITTEN => self.on_written(&message),
-                CREDIT => self.on_credit(message.peer, detail),
+                CREDIT => {
+                    let count = usize::try_from(detail).unwrap_or(usize::MAX);
+                    self.give_back_notification_credit(peer, connection, count);
+                }
                 kind => tracing::debug!(kind, "dropping a request of an unknown kind"),
             }
-            self.messages.end_service(message.peer);
+            self.messages.end_service(peer, connection);
         }
         self.return_owed_credits();
+    }
+
+    /// As [`EndpointCore::progress`], for calls of a program that may only retry: all that this
+    /// side must do for its peers is done. The order of completions is kept.
+    pub(super) fn progress_for_retry(&self) {
+        match &self.sends.queue {
+            Some(queue) if self.has_single_queue() => queue.make_progress(),
+            _ => self.progress(),
+        }
+    }
+
+    /// Notes that the reply to a request has left, or never will.
+    pub(super) fn on_reply_sent(&self, peer: Peer, connection: u64) {
+        self.service.replies_in_flight.fetch_sub(1, Ordering::AcqRel);
+        self.messages.end_service(peer, connection);
+    }
+
+    /// Makes progress until all replies have left: the operations are executed.
+    pub(super) fn flush_replies(&self, timeout: Duration) {
+        let began = Instant::now();
+        while self.service.replies_in_flight.load(Ordering::Acquire) > 0
+            && began.elapsed() < timeout
+        {
+            self.progress_for_retry();
+            std::thread::yield_now();
+        }
     }
 
     /// Keeps the handle of a peer on another host, as if the program had inserted its address:
@@ -110,26 +166,41 @@ impl EndpointCore {
             return;
         }
         let mut pinned = self.service.pinned.lock().unwrap();
+        if pinned.contains(&peer) {
+            return;
+        }
+        if pinned.len() >= PEER_SWEEP_THRESHOLD && pinned.len().is_power_of_two() {
+            pinned.retain(|known| {
+                let is_reachable = self.messages.is_reachable(*known);
+                if !is_reachable {
+                    self.messages.remove_peer(*known);
+                }
+                is_reachable
+            });
+        }
         if pinned.len() < MAX_PINNED
-            && !pinned.contains(&peer)
             && let Some(number) = self.messages.remote_id(peer)
-            && self.messages.remote_peer(number) == Ok(peer)
+            && let Ok(found) = self.messages.remote_peer(number)
         {
-            pinned.insert(peer);
+            match found == peer {
+                true => drop(pinned.insert(peer)),
+                false => self.messages.remove_peer(found),
+            }
         }
     }
 
     /// Takes credit for a notification. Fails with `FI_EAGAIN` if none is left.
-    pub(super) fn take_notification_credit(&self, peer: Peer) -> Result {
+    pub(super) fn take_notification_credit(&self, notification: &WriteNotification) -> Result {
         let mut all = self.service.notifications.lock().unwrap();
-        self.sweep(&mut all, peer);
-        let credit = all.entry(peer).or_default();
+        self.sweep(&mut all, notification.peer);
+        let credit = all.entry(notification.peer).or_default();
+        credit.renew(notification.connection);
         if credit.sent < MAX_NOTIFICATIONS {
             credit.sent += 1;
             return Ok(());
         }
         drop(all);
-        self.messages.progress();
+        self.progress_for_retry();
         Err(FiError(FI_EAGAIN))
     }
 
@@ -143,8 +214,10 @@ impl EndpointCore {
         }
     }
 
-    pub(super) fn give_back_notification_credit(&self, peer: Peer, count: usize) {
-        if let Some(credit) = self.service.notifications.lock().unwrap().get_mut(&peer) {
+    /// Gives back credit of a connection. That of an earlier one is gone.
+    pub(super) fn give_back_notification_credit(&self, peer: Peer, connection: u64, count: usize) {
+        let mut all = self.service.notifications.lock().unwrap();
+        if let Some(credit) = all.get_mut(&peer).filter(|credit| credit.connection == connection) {
             credit.sent = credit.sent.saturating_sub(count);
         }
     }
@@ -152,15 +225,25 @@ impl EndpointCore {
     /// Notifies the target of a write that has completed with this code, if it was successful.
     /// Returns the code of the whole operation.
     pub(super) fn finish_notified(&self, notification: &WriteNotification, code: c_int) -> c_int {
-        let WriteNotification { peer, data, length } = *notification;
-        let sent = match code {
-            0 => self.messages.inject(peer, request(WRITTEN, 0, Some(data)), &length.to_le_bytes()),
-            _ => {
-                self.give_back_notification_credit(peer, 1);
-                return code;
+        let WriteNotification { peer, connection, data, length } = *notification;
+        let code = match code {
+            // The memory belonged to an endpoint that is gone.
+            0 if self.messages.connection_number(peer) != Ok(connection) => FI_ECONNRESET,
+            0 => {
+                let written = request(WRITTEN, 0, Some(data));
+                match self.messages.inject(peer, written, &length.to_le_bytes()) {
+                    Ok(()) => return 0,
+                    // The write was done, so it is not to be retried.
+                    Err(error) => match FiError::from(error).0 {
+                        FI_EAGAIN => FI_ENOMEM,
+                        code => code,
+                    },
+                }
             }
+            code => code,
         };
-        sent.map_or_else(|error| FiError::from(error).0, |()| 0)
+        self.give_back_notification_credit(peer, connection, 1);
+        code
     }
 
     /// Queues the entry for a write of a peer.
@@ -173,10 +256,14 @@ impl EndpointCore {
             let mut all = self.service.notifications.lock().unwrap();
             self.sweep(&mut all, message.peer);
             let credit = all.entry(message.peer).or_default();
-            if credit.received >= MAX_NOTIFICATIONS {
-                return tracing::warn!("dropping a notification beyond the credit of its sender");
+            credit.renew(message.connection);
+            // A sender that is gone, and has connected again, gets no credit for what it sent before.
+            if credit.connection == message.connection {
+                if credit.received >= MAX_NOTIFICATIONS {
+                    return tracing::warn!("dropping a notification beyond its sender's credit");
+                }
+                credit.received += 1;
             }
-            credit.received += 1;
             if credit.received >= CREDIT_BATCH {
                 self.service.owes_credit.store(true, Ordering::Relaxed);
             }
@@ -188,10 +275,6 @@ impl EndpointCore {
             source: self.number_of(message.peer).unwrap_or(FI_ADDR_NOTAVAIL),
             ..QueuedCompletion::new(0, flags)
         });
-    }
-
-    fn on_credit(&self, peer: Peer, count: u64) {
-        self.give_back_notification_credit(peer, usize::try_from(count).unwrap_or(usize::MAX));
     }
 
     /// Returns the credit that is due, unless the program leaves its queue full.
@@ -214,11 +297,14 @@ impl EndpointCore {
             self.service.owes_credit.store(false, Ordering::Relaxed);
             let is_due = |credit: &NotificationCredit| credit.received >= CREDIT_BATCH;
             for (peer, credit) in all.iter_mut().filter(|(_, credit)| is_due(credit)) {
-                due.push((*peer, std::mem::take(&mut credit.received)));
+                due.push((*peer, credit.connection, std::mem::take(&mut credit.received)));
             }
         }
-        for (peer, count) in due {
-            // A peer that is gone needs no credit.
+        for (peer, connection, count) in due {
+            // A peer that is gone needs no credit, nor does one that has connected again.
+            if self.messages.connection_number(peer) != Ok(connection) {
+                continue;
+            }
             let _ = self.messages.inject(peer, request(CREDIT, count as u64, None), &[]);
         }
     }

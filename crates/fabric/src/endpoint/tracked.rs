@@ -5,6 +5,8 @@
 use std::ffi::c_int;
 use std::sync::Mutex;
 
+use memferry_message::Peer;
+
 use super::service::WriteNotification;
 use crate::atomic::AtomicKind;
 
@@ -21,6 +23,8 @@ pub(super) enum TrackedRole {
     NotifiedWrite(WriteNotification),
     /// The reply to an atomic operation on this number of bytes has arrived.
     Atomic { kind: AtomicKind, bytes: usize, ticket: u64 },
+    /// The reply to a request that a peer has sent in a connection has left.
+    Reply { peer: Peer, connection: u64 },
     /// Nobody waits for the operation.
     Abandoned,
 }

@@ -72,7 +72,7 @@ impl EndpointCore {
             return Ok(());
         }
         // Makes progress, because a program may only retry.
-        self.messages.progress();
+        self.progress_for_retry();
         Err(FiError(FI_EAGAIN))
     }
 

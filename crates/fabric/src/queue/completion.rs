@@ -109,6 +109,11 @@ impl CompletionQueue {
         }
     }
 
+    /// Makes progress on the messages of all endpoints, and queues their completions.
+    pub(crate) fn make_progress(&self) {
+        self.poll_endpoints(&mut self.poller.lock().unwrap(), &mut no_user_entries());
+    }
+
     /// The number of entries that the program has not read.
     pub(crate) fn len(&self) -> usize {
         self.queued.load(Ordering::Acquire)
@@ -118,7 +123,7 @@ impl CompletionQueue {
     pub(crate) fn prepare_to_wait(&self) -> Result<bool> {
         let set = self.wait_set()?;
         set.clear();
-        self.poll_endpoints(&mut self.poller.lock().unwrap(), &mut no_user_entries());
+        self.make_progress();
         let is_idle = self.queued.load(Ordering::Acquire) == 0;
         if !is_idle || self.is_signalled.load(Ordering::Acquire) {
             // A program that waits for the descriptor anyway must be woken.

@@ -160,6 +160,59 @@ fn a_target_that_reads_nothing_stops_the_writers() {
 }
 
 #[test]
+fn a_notification_of_nothing_does_not_overtake_a_write() {
+    let world = World::new();
+    if !offers_accesses(&world) {
+        return;
+    }
+    let (one, two) = world.pair();
+    let mut memory = vec![0u8; 8 << 20];
+    let mr = register(&world, memory.as_mut_ptr(), memory.len(), FI_REMOTE_WRITE);
+    for round in 1..20u8 {
+        let bytes = vec![round; memory.len()];
+        accepted(|| {
+            let (at, length) = (bytes.as_ptr().cast(), bytes.len());
+            // SAFETY: the endpoint is open; the memory is kept.
+            unsafe { (one.rma().write)(one.ep, at, length, null_mut(), 0, 0, KEY, context(1)) }
+        });
+        accepted(|| one.writedata(&[], 0, u64::from(round), 2));
+        two.expect_written(0, u64::from(round));
+        // SAFETY: the byte is valid; a peer has written it.
+        let last = unsafe { memory.as_ptr().add(memory.len() - 1).read_volatile() };
+        assert_eq!(last, round);
+        one.read();
+        one.read();
+    }
+    assert_eq!(close(mr.cast()), 0);
+}
+
+#[test]
+fn a_program_that_only_retries_gets_its_credit_back() {
+    let world = World::new();
+    if !offers_accesses(&world) {
+        return;
+    }
+    let (one, two) = world.pair();
+    let mut memory = [0u8; 64];
+    let mr = register(&world, memory.as_mut_ptr(), 64, FI_REMOTE_WRITE);
+    accepted(|| one.inject_writedata(b"x", 0));
+    two.expect_written(1, 0);
+    let end = Instant::now() + Duration::from_secs(60);
+    let mut heard = 0;
+    for data in 0..1000 {
+        while one.inject_writedata(b"y", data) == AGAIN {
+            assert!(Instant::now() < end, "it is never accepted");
+            while two.try_read().is_ok() {
+                heard += 1;
+            }
+        }
+    }
+    (heard..1000).for_each(|data| two.expect_written(1, data));
+    two.expect_nothing();
+    assert_eq!(close(mr.cast()), 0);
+}
+
+#[test]
 fn a_send_does_not_overtake_a_write_if_the_program_asks_for_that() {
     let hints = Offer::nothing().with(|parts| {
         parts.tx.msg_order = FI_ORDER_SAS | FI_ORDER_SAW | FI_ORDER_WAW;

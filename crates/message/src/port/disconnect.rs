@@ -79,6 +79,8 @@ impl Protocol {
         let is_closing = self.peers.closed;
         let slot = &mut self.peers[peer];
         slot.disconnect_reason = Some(reason.clone());
+        slot.ended_connections += 1;
+        slot.old_service_count += std::mem::take(&mut slot.service_count);
         let mut connection = slot.connection.take();
         if connection.is_some() {
             self.peers.connected -= 1;

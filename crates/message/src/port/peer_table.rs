@@ -140,8 +140,11 @@ pub(crate) struct PeerSlot {
     pub(super) remote_uses: usize,
     /// A receive or probe has named this peer since the remote transport was last notified of awaited peers.
     pub(super) is_awaited: bool,
-    /// Number of requests of the peer that the layer above the port has not ended.
+    /// Requests that the layer above the port has not ended: of this connection, and of earlier ones.
     pub(super) service_count: usize,
+    pub(super) old_service_count: usize,
+    /// Number of connections of this slot that have ended.
+    pub(super) ended_connections: u64,
 }
 
 impl PeerSlot {
@@ -334,7 +337,7 @@ impl PeerTable {
     }
 
     /// Whether a peer is connected, or may still be.
-    pub(super) fn is_reachable(&self, peer: usize) -> bool {
+    pub(crate) fn is_reachable(&self, peer: usize) -> bool {
         let slot = &self.slots[peer];
         slot.connection.is_some() || (slot.is_expected() && slot.disconnect_reason.is_none())
     }
@@ -491,6 +494,7 @@ impl Protocol {
         let slot = &mut self.peers[index];
         slot.generation = slot.generation.wrapping_add(1);
         (slot.disconnect_reason, slot.last_peer, slot.lost_arrival) = (None, None, None);
+        (slot.service_count, slot.old_service_count) = (0, 0);
         Ok(index)
     }
 }

@@ -177,7 +177,7 @@ impl Protocol {
             slot.remote_id.is_some()
                 && slot.remote_uses == 0
                 && slot.unexpected_count == 0
-                && slot.service_count == 0
+                && slot.service_count + slot.old_service_count == 0
         };
         if !self.peers.iter().any(is_unused) {
             return false;

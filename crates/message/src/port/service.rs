@@ -23,14 +23,17 @@ use crate::ring::cells::ProtocolError;
 
 /// Maximum length of a request.
 const MAX_SERVICE_BYTES: u64 = 16 << 10;
-/// Maximum number of requests of one peer that are not ended.
-const MAX_SERVICE_MESSAGES: usize = 1024;
+/// Maximum number of requests of one peer that are not ended. Twice what the layers have in flight: a reply may
+/// have arrived, and led to the next request, before the end of the first one is noted here.
+const MAX_SERVICE_MESSAGES: usize = 2048;
 
 /// A request of a peer.
 #[derive(Debug, Clone)]
 pub struct ServiceMessage {
     /// The sender.
     pub peer: Peer,
+    /// The number of the connection: [`crate::Endpoint::connection_number`] was this when the request arrived.
+    pub connection: u64,
     /// The envelope of the request.
     pub envelope: Envelope,
     /// The payload.
@@ -52,6 +55,8 @@ pub struct PendingOps {
 #[derive(Debug, Default)]
 pub(super) struct ServiceInbox {
     is_enabled: bool,
+    /// A completion entry reports that there are requests.
+    is_reported: bool,
     messages: VecDeque<ServiceMessage>,
 }
 
@@ -83,14 +88,20 @@ impl Protocol {
             return Err(ProtocolError("requests beyond what there is room for"));
         }
         self.peers[peer].service_count += 1;
-        let from = self.peers.peer(peer);
-        self.service.messages.push_back(ServiceMessage { peer: from, envelope, bytes });
-        if self.service.messages.len() == 1 {
+        let (from, connection) = (self.peers.peer(peer), self.peers[peer].ended_connections);
+        self.service.messages.push_back(ServiceMessage { peer: from, connection, envelope, bytes });
+        self.report_service();
+        Ok(())
+    }
+
+    /// Reports that there are requests, unless an entry does so already.
+    fn report_service(&mut self) {
+        if !self.service.is_reported {
+            self.service.is_reported = true;
             self.operations.count_completion();
             let entry = CompletionEntry::new(CompletionKind::Service, u64::MAX, Ok(()));
             self.operations.completions.push(entry);
         }
-        Ok(())
     }
 
     /// Starts a request that arrives in fragments.
@@ -175,16 +186,32 @@ impl PortState {
         self.protocol.service.is_enabled = true;
     }
 
-    /// Takes the first request. Its peer keeps its slot until the request is ended.
-    pub(crate) fn take_service(&mut self) -> Option<ServiceMessage> {
-        self.protocol.service.messages.pop_front()
+    /// Takes the first requests, `limit` at most. If there are more, another completion entry reports them.
+    /// Their peers keep their slots until the requests are ended.
+    pub(crate) fn take_services(&mut self, limit: usize) -> Vec<ServiceMessage> {
+        let inbox = &mut self.protocol.service;
+        let taken = inbox.messages.drain(..limit.min(inbox.messages.len())).collect();
+        inbox.is_reported = false;
+        if !inbox.messages.is_empty() {
+            self.protocol.report_service();
+        }
+        taken
     }
 
-    /// Ends a request of a peer.
-    pub(crate) fn end_service(&mut self, peer: Peer) {
+    /// The number of the connection to a peer.
+    pub(crate) fn connection_number(&self, peer: Peer) -> Result<u64, Error> {
+        let index = self.protocol.peers.index_of(peer)?;
+        Ok(self.protocol.peers[index].ended_connections)
+    }
+
+    /// Ends a request that a peer has sent in a connection.
+    pub(crate) fn end_service(&mut self, peer: Peer, connection: u64) {
         if let Ok(index) = self.protocol.peers.index_of(peer) {
             let slot = &mut self.protocol.peers[index];
-            slot.service_count = slot.service_count.saturating_sub(1);
+            let is_current = slot.ended_connections == connection;
+            let count =
+                if is_current { &mut slot.service_count } else { &mut slot.old_service_count };
+            *count = count.saturating_sub(1);
         }
     }
 }

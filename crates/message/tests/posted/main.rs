@@ -3,6 +3,7 @@
 
 mod messages;
 mod peers;
+mod requests;
 
 use std::time::{Duration, Instant};
 
