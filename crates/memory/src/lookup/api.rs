@@ -8,7 +8,7 @@ use memferry_sys::fork::OwnerProcess;
 
 use super::backend::TranslationBackend;
 use super::config::{DataPath, LookupConfig, MissPolicy};
-use super::counters::LookupCounters;
+use super::counters::{ByDataPath, LookupCounters};
 use super::error::{LookupError, TooManyProcesses};
 use super::footprint::LookupFootprint;
 use super::line::LineKey;
@@ -91,8 +91,8 @@ impl<S: TranslationBackend> Lookup<S> {
             }
             #[cfg(feature = "comparison")]
             LookupStore::Flat(flat) => {
-                let detach = |name, entries: &[u64]| self.service.call_detach(name, entries);
-                let detached = flat.invalidate(process, range, detach);
+                let detach = |name, entries: &[u64]| self.service.call_detach_pages(name, entries);
+                let detached = flat.invalidate(&shared.readers, process, range, detach);
                 shared.lock().counters.detached += detached;
             }
         }
@@ -121,8 +121,8 @@ impl<S: TranslationBackend> Lookup<S> {
             #[cfg(feature = "comparison")]
             LookupStore::Flat(flat) => {
                 let check = || shared.lock().table.processes.check(process);
-                let attach = |name, entries: &mut [u64]| service.call_attach(name, entries);
-                let detach = |name, entries: &[u64]| service.call_detach(name, entries);
+                let attach = |name, entries: &mut [u64]| service.call_attach_pages(name, entries);
+                let detach = |name, entries: &[u64]| service.call_detach_pages(name, entries);
                 let attached = flat.preload(process, range, check, attach, detach)?;
                 shared.lock().counters.attached += attached;
             }
@@ -139,18 +139,15 @@ impl<S: TranslationBackend> Lookup<S> {
         route: DataPath,
     ) -> Result<Option<Translation<'_>>, LookupError> {
         let position = self.locate(handle, route)?;
-        let shared = &self.service.shared;
-        match shared.find(position.line) {
-            Some(found) => {
-                shared.hits.count(route);
-                Ok(Some(Translation::of_hit(shared, found, position)?))
-            }
-            None => self.service.find_slow(position, route),
+        match self.service.shared.find(position, route) {
+            Some(found) => Ok(Some(found)),
+            None => self.service.find_slow(position.owner, position.address, route),
         }
     }
 
-    /// Finds a translation that is needed after another one. On a miss the line is prefetched,
-    /// which counts as a miss only when it is needed.
+    /// Finds a translation that is needed after another one, in the cache or, if callers handle
+    /// misses, in the tables. Otherwise the line is prefetched, which counts as a miss only when it
+    /// is needed.
     pub fn find_or_prefetch(
         &self,
         handle: ProcessAddress,
@@ -158,17 +155,16 @@ impl<S: TranslationBackend> Lookup<S> {
     ) -> Option<Translation<'_>> {
         let shared = &self.service.shared;
         let position = shared.position(handle).ok()?;
-        let Some(found) = shared.find(position.line) else {
-            self.service.handle_prefetch(position, route);
-            return None;
+        let found = match shared.find(position, route) {
+            Some(found) => found,
+            None => self.service.find_attached_or_prefetch(position, route)?,
         };
         self.record(handle, route);
-        shared.hits.count(route);
-        Translation::of_hit(shared, found, position).ok()
+        found.checked().ok()
     }
 
-    /// Prefetches a translation that will be needed later. Never waits; has no effect if the queue
-    /// is full.
+    /// Prefetches a translation that will be needed later: the line is attached, and fills the cache
+    /// when it is needed. Never waits; has no effect if the queue is full.
     pub fn prefetch(&self, handle: ProcessAddress, route: DataPath) {
         if let Ok(position) = self.service.shared.position(handle) {
             self.service.handle_prefetch(position, route);
@@ -204,20 +200,22 @@ impl<S: TranslationBackend> Lookup<S> {
         policy: MissPolicy,
     ) -> Result<Translation<'_>, LookupError> {
         let position = self.locate(handle, route)?;
-        let shared = &self.service.shared;
-        match shared.find(position.line) {
-            Some(found) => {
-                shared.hits.count(route);
-                Translation::of_hit(shared, found, position)
-            }
-            None => self.service.handle_miss(position, route, policy),
+        match self.service.shared.find(position, route) {
+            Some(found) => Ok(found),
+            None => self.service.handle_miss(position.owner, position.address, route, policy),
         }
     }
 
     /// The counters so far.
     pub fn counters(&self) -> LookupCounters {
         let shared = &self.service.shared;
-        LookupCounters { hits: shared.hits.sum(), ..shared.lock().counters }
+        let state = shared.lock();
+        let ByDataPath { send, receive } = &state.misses;
+        LookupCounters {
+            hits: shared.readers.hits(),
+            misses: ByDataPath { send: send.counts(), receive: receive.counts() },
+            ..state.counters
+        }
     }
 
     /// The memory of the lookup, by component.
@@ -233,10 +231,10 @@ impl<S: TranslationBackend> Lookup<S> {
             entries: near.entries,
             tags: near.tags,
             order: near.order,
-            table: state.table.memory_bytes(shared.line_entries),
+            table: state.table.memory_bytes(),
             process_table: state.table.processes.memory_bytes(),
             queue: state.queue.memory_bytes(),
-            counters: shared.hits.memory_bytes(),
+            counters: shared.readers.memory_bytes(),
         }
     }
 
@@ -249,7 +247,7 @@ impl<S: TranslationBackend> Lookup<S> {
     pub fn cached_lines(&self) -> Vec<LineKey> {
         let Some(cache) = self.service.shared.store.cache() else { return Vec::new() };
         let _exact = self.service.shared.lock();
-        cache.lines().collect()
+        cache.keys().collect()
     }
 
     #[inline(always)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use super::entries::LineRun;
 use super::line::LineKey;
 
 /// Creates the translations of lines: pins pages, or attaches memory of peers.
@@ -14,6 +15,16 @@ use super::line::LineKey;
 /// the latest when the lookup is dropped. A backend must not call the lookup that it serves. A
 /// panic in `attach` counts as an error, one in `detach` as success.
 pub trait TranslationBackend: Send + Sync + 'static {
+    /// Attaches a line of `pages` pages whose entries follow from one another, without a look at
+    /// each page. Returns `None`, and attaches nothing, if they do not: then
+    /// [`TranslationBackend::attach`] is called.
+    fn attach_run(&self, _line: LineKey, _pages: usize) -> Result<Option<LineRun>, AttachError> {
+        Ok(None)
+    }
+
+    /// Undoes [`TranslationBackend::attach_run`]. The line is not in use any more.
+    fn detach_run(&self, _line: LineKey, _run: &LineRun) {}
+
     /// Writes the entry of every page of the line; 0, the initial value, if a page has no memory.
     /// Pages that get memory later are attached only after the line was
     /// [invalidated](super::Lookup::invalidate).
@@ -25,6 +36,14 @@ pub trait TranslationBackend: Send + Sync + 'static {
 
 /// A shared backend.
 impl<S: TranslationBackend + ?Sized> TranslationBackend for Arc<S> {
+    fn attach_run(&self, line: LineKey, pages: usize) -> Result<Option<LineRun>, AttachError> {
+        (**self).attach_run(line, pages)
+    }
+
+    fn detach_run(&self, line: LineKey, run: &LineRun) {
+        (**self).detach_run(line, run);
+    }
+
     fn attach(&self, line: LineKey, entries: &mut [u64]) -> Result<(), AttachError> {
         (**self).attach(line, entries)
     }

@@ -2,14 +2,17 @@
 //!
 //! The low bits of the line number select the set; the rest of the address and the process are the
 //! tag. Only the holder of the [`FillToken`] may change the contents. The token is under the lock
-//! of the tables, so that the cache and the tables agree.
+//! of the tables, so that the cache and the tables agree. A line is a word here, which the tables
+//! and the cells of readers give its meaning.
 
+use memferry_sys::fence::AsymmetricFence;
 use memferry_sys::sync::atomic::{AtomicU64, Ordering};
 
 use super::geometry::Geometry;
+use super::hazard::HazardCell;
 use super::line::LineKey;
 use super::lru_order::LruOrder;
-use super::slot::{AcquireResult, LineSlot};
+use super::slot::{LineSlot, ProtectResult};
 
 /// The cache of lines.
 #[derive(Debug)]
@@ -18,9 +21,6 @@ pub struct LineCache {
     line_shift: u32,
     /// All slots, grouped by set.
     slots: Box<[LineSlot]>,
-    /// All entries, grouped by slot. Written only while the slot is busy, read only while it is
-    /// acquired.
-    entries: Box<[AtomicU64]>,
     orders: Box<[LruOrder]>,
     tick: Tick,
 }
@@ -37,17 +37,9 @@ pub struct FillToken(());
 /// A miss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LineMiss {
-    /// Whether the caller must wake the threads that wait for draining slots.
-    pub wake: bool,
-}
-
-/// The result of a fill.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FillResult {
-    /// The slot of the line.
-    pub slot: usize,
-    /// The evicted line, and the tick of its last use.
-    pub victim: Option<(LineKey, u64)>,
+    /// Whether the cell named a line for a moment: the caller must check whether a thread waits for
+    /// that.
+    pub released: bool,
 }
 
 impl LineCache {
@@ -57,7 +49,6 @@ impl LineCache {
             geometry,
             line_shift: geometry.line_bytes().trailing_zeros(),
             slots: (0..geometry.lines()).map(|_| LineSlot::new()).collect(),
-            entries: (0..geometry.entries()).map(|_| AtomicU64::new(0)).collect(),
             orders: (0..geometry.sets()).map(|_| LruOrder::new()).collect(),
             tick: Tick(AtomicU64::new(0)),
         };
@@ -75,90 +66,95 @@ impl LineCache {
         (address >> self.line_shift) as usize & (self.orders.len() - 1)
     }
 
-    /// Finds a line and acquires its slot until [`LineSlot::release`].
     #[inline(always)]
-    pub fn find(&self, key: LineKey) -> Result<usize, LineMiss> {
-        let set = self.set_of(key.address);
+    fn slots_of(&self, set: usize) -> &[LineSlot] {
         let first = set * self.geometry.ways();
-        let owner = key.process.to_word();
-        let mut wake = false;
-        for (way, slot) in self.slots[first..first + self.geometry.ways()].iter().enumerate() {
-            match slot.try_acquire(key.address, owner) {
-                AcquireResult::Acquired => {
+        &self.slots[first..first + self.geometry.ways()]
+    }
+
+    /// Finds a line by its [`tag_of`] and publishes its use in an empty cell, which keeps the line
+    /// attached until the cell is cleared.
+    #[inline(always)]
+    pub fn find(
+        &self,
+        tag: (u64, u64),
+        cell: &HazardCell,
+        ends: AsymmetricFence,
+    ) -> Result<u64, LineMiss> {
+        let set = self.set_of(tag.0);
+        let mut released = false;
+        for (way, slot) in self.slots_of(set).iter().enumerate() {
+            match slot.try_protect(tag, cell, ends) {
+                ProtectResult::Protected(line) => {
                     self.orders[set].touch(way);
-                    slot.record_use(self.tick.0.load(Ordering::Relaxed));
-                    return Ok(first + way);
+                    return Ok(line);
                 }
-                AcquireResult::Mismatch => {}
-                AcquireResult::MismatchAndWake => wake = true,
+                ProtectResult::Mismatch => {}
+                ProtectResult::Released => released = true,
             }
         }
-        Err(LineMiss { wake })
+        Err(LineMiss { released })
     }
 
-    /// The slot with an index.
+    /// The line of a key, if it is cached. Exact for the holder of the fill token.
     #[inline]
-    pub fn slot(&self, slot: usize) -> &LineSlot {
-        &self.slots[slot]
+    pub fn line_of(&self, key: LineKey) -> Option<u64> {
+        self.slots_of(self.set_of(key.address)).iter().find_map(|slot| slot.line_of(tag_of(key)))
     }
 
-    /// The entries of a slot that the caller has acquired.
-    #[inline]
-    pub fn entries(&self, slot: usize) -> &[AtomicU64] {
-        let first = slot * self.geometry.line_entries();
-        &self.entries[first..first + self.geometry.line_entries()]
-    }
-
-    /// Inserts a line that is not in the cache, in place of the least recently used one of its set
-    /// that is not in use. `None` if all slots of the set are in use.
-    pub fn fill(&self, _: &mut FillToken, key: LineKey, entries: &[u64]) -> Option<FillResult> {
+    /// Makes a cached line the most recently used of its set, as a hit does.
+    pub fn touch(&self, key: LineKey) {
         let set = self.set_of(key.address);
-        let first = set * self.geometry.ways();
-        let empty = |way: &usize| self.slots[first + way].key().is_none();
-        let ways = self.geometry.ways();
-        // An empty slot may be at any position of the order.
-        let vacant = self.orders[set].oldest_first(ways).find(empty);
-        let mut candidates = vacant.into_iter().chain(self.orders[set].oldest_first(ways));
-        let way = candidates.find(|way| self.slots[first + way].begin_change())?;
-        let slot = &self.slots[first + way];
-        let victim = slot.key().map(|victim| (victim, slot.last_use()));
-        slot.set_key(Some(key));
-        for (entry, &value) in self.entries(first + way).iter().zip(entries) {
-            entry.store(value, Ordering::Relaxed);
+        let is_same = |slot: &LineSlot| slot.line_of(tag_of(key)).is_some();
+        if let Some(way) = self.slots_of(set).iter().position(is_same) {
+            self.orders[set].touch(way);
         }
-        slot.record_use(self.tick.0.load(Ordering::Relaxed) + 1);
-        slot.end_change();
-        self.orders[set].touch(way);
+    }
+
+    /// Inserts a line that is not in the cache, in place of the least recently used one of its set.
+    /// Readers may still use the replaced line, which is returned.
+    #[inline]
+    pub fn fill(&self, _: &mut FillToken, key: LineKey, line: u64) -> Option<(LineKey, u64)> {
+        let set = self.set_of(key.address);
+        let (slots, order) = (self.slots_of(set), &self.orders[set]);
+        // An empty slot may be at any position of the order.
+        let vacant = slots.iter().position(|slot| slot.get().is_none());
+        let way = vacant.unwrap_or_else(|| order.oldest(slots.len()));
+        let victim = slots[way].get();
+        slots[way].set(Some((key, line)));
+        order.touch(way);
         // Only the holder of the fill token writes the tick.
         self.tick.0.store(self.tick.0.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        Some(FillResult { slot: first + way, victim })
+        victim
     }
 
-    /// Empties a [draining](LineSlot::begin_drain) slot. Returns false if it is still in use.
-    pub fn clear(&self, _: &mut FillToken, slot: usize) -> bool {
-        let slot = &self.slots[slot];
-        if !slot.begin_change() {
-            return false;
+    /// Removes a line. Readers may still use it.
+    pub fn remove(&self, _: &mut FillToken, key: LineKey) {
+        let slots = self.slots_of(self.set_of(key.address));
+        if let Some(slot) = slots.iter().find(|slot| slot.line_of(tag_of(key)).is_some()) {
+            slot.set(None);
         }
-        slot.set_key(None);
-        slot.end_change();
-        true
     }
 
     /// The number of fills.
+    #[inline]
     pub fn tick(&self) -> u64 {
         self.tick.0.load(Ordering::Relaxed)
     }
 
-    /// The number of lines of a set that were used at `tick` or later.
-    pub fn used_since(&self, set: usize, tick: u64) -> usize {
-        let first = set * self.geometry.ways();
-        let recent = |slot: &&LineSlot| slot.last_use() >= tick && slot.key().is_some();
-        self.slots[first..first + self.geometry.ways()].iter().filter(recent).count()
+    /// The lines of a set. Exact for the holder of the fill token.
+    pub fn lines_of_set(&self, set: usize) -> impl Iterator<Item = u64> {
+        self.slots_of(set).iter().filter_map(|slot| slot.get().map(|(_, line)| line))
     }
 
-    /// The cached lines, in no particular order. Exact while no thread fills.
-    pub fn lines(&self) -> impl Iterator<Item = LineKey> {
-        self.slots.iter().filter_map(LineSlot::key)
+    /// The keys of the cached lines, in no particular order. Exact while no thread fills.
+    pub fn keys(&self) -> impl Iterator<Item = LineKey> {
+        self.slots.iter().filter_map(|slot| slot.get().map(|(key, _)| key))
     }
+}
+
+/// The address of a line, and the handle of its process as a word.
+#[inline(always)]
+pub fn tag_of(key: LineKey) -> (u64, u64) {
+    (key.address, key.process.to_word())
 }

@@ -64,8 +64,8 @@ pub enum TableKind {
 pub enum MissPolicy {
     /// Waits until the line is attached.
     Wait,
-    /// Fails with [`LookupError::NotCached`](super::LookupError::NotCached); the caller retries
-    /// later.
+    /// Fails with [`LookupError::NotCached`](super::LookupError::NotCached) if the line is not attached
+    /// yet, or if callers handle no misses; the caller retries later.
     Retry,
 }
 

@@ -2,10 +2,12 @@
 //!
 //! Preloaded lines are in extents, one for each contiguous run of lines. Each process has a chain
 //! of extents, which only grows, so that readers need no lock. An empty extent is reused for a
-//! later run that fits. Slots contain the key and users of their line, as in the cache, so a reader
-//! with an outdated index detects it.
+//! later run that fits. Slots contain the key of their line and are read as those of the cache, so a
+//! reader with an outdated index detects it.
 
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -16,9 +18,12 @@ use super::backend::AttachError;
 use super::cache::LineMiss;
 use super::error::LookupError;
 use super::geometry::CacheFootprint;
+use super::hazard::HazardCell;
 use super::line::LineKey;
-use super::slot::{AcquireResult, LineSlot};
+use super::readers::Readers;
+use super::slot::{LineSlot, ProtectResult};
 use crate::handle::ProcessHandle;
+use memferry_sys::fence::AsymmetricFence;
 
 /// Number of pages that share a user count.
 pub(crate) const FLAT_LINE_ENTRIES: usize = 64;
@@ -32,8 +37,17 @@ pub(crate) struct FlatTable {
     blocks: Box<[OnceLock<ProcessBlock>]>,
     line_bytes: u64,
     /// Held by the thread that changes the table.
-    writer: Mutex<()>,
+    writer: Mutex<FlatWriter>,
     released: Condvar,
+}
+
+/// The state of the threads that change the table.
+#[derive(Debug, Default)]
+struct FlatWriter {
+    /// Lines that are out of the table and still in use, with the words of their slots.
+    draining: HashMap<LineKey, u64>,
+    /// Uses that no cell of a reader names.
+    uses: HashMap<LineKey, usize>,
 }
 
 type ProcessBlock = Box<[ExtentChain]>;
@@ -59,25 +73,49 @@ impl FlatTable {
         Self {
             blocks: (0..blocks).map(|_| OnceLock::new()).collect(),
             line_bytes: (FLAT_LINE_ENTRIES * page_bytes()) as u64,
-            writer: Mutex::new(()),
+            writer: Mutex::default(),
             released: Condvar::new(),
         }
     }
 
-    /// Finds a line and acquires its slot.
-    #[inline]
-    pub(crate) fn find(&self, name: LineKey) -> Result<(&LineSlot, &[AtomicU64]), LineMiss> {
-        let owner = name.process.to_word();
-        let mut wake = false;
-        for extent in self.extents(name.process) {
-            let Some(line) = extent.index_of(name.address, self.line_bytes) else { continue };
-            match extent.slots[line].try_acquire(name.address, owner) {
-                AcquireResult::Acquired => return Ok((&extent.slots[line], extent.entries(line))),
-                AcquireResult::Mismatch => {}
-                AcquireResult::MismatchAndWake => wake = true,
+    /// Finds a line by its tag and publishes its use in an empty cell. Returns its first entry.
+    #[inline(always)]
+    pub(crate) fn find(
+        &self,
+        tag: (u64, u64),
+        cell: &HazardCell,
+        ends: AsymmetricFence,
+    ) -> Result<NonNull<AtomicU64>, LineMiss> {
+        let mut released = false;
+        // The number of the process is in the lowest bits of its word.
+        for extent in self.extents_of(tag.1 as u16) {
+            let Some(line) = extent.index_of(tag.0, self.line_bytes) else { continue };
+            match extent.slots[line].try_protect(tag, cell, ends) {
+                ProtectResult::Protected(_) => return Ok(first_of(extent.entries(line))),
+                ProtectResult::Mismatch => {}
+                ProtectResult::Released => released = true,
             }
         }
-        Err(LineMiss { wake })
+        Err(LineMiss { released })
+    }
+
+    /// Finds the first entry of a line and counts the use, until [`FlatTable::end_use`].
+    pub(crate) fn find_locked(&self, name: LineKey) -> Option<NonNull<AtomicU64>> {
+        let mut writer = self.lock();
+        let (extent, line) = self.place_of(name)?;
+        *writer.uses.entry(name).or_default() += 1;
+        Some(first_of(extent.entries(line)))
+    }
+
+    /// Ends a use that is counted.
+    pub(crate) fn end_use(&self, name: LineKey) {
+        let mut writer = self.lock();
+        let Some(uses) = writer.uses.get_mut(&name) else { return };
+        *uses -= 1;
+        if *uses == 0 {
+            writer.uses.remove(&name);
+            self.released.notify_all();
+        }
     }
 
     /// Attaches the missing lines of a range of whole lines: all, or none after an error. `check`
@@ -90,10 +128,10 @@ impl FlatTable {
         attach: impl Fn(LineKey, &mut [u64]) -> Result<(), AttachError>,
         detach: impl Fn(LineKey, &[u64]),
     ) -> Result<u64, LookupError> {
-        let _writer = self.lock();
+        let writer = self.lock();
         // Under the lock: a thread that removes the process detaches its lines afterwards.
         check()?;
-        let missing = self.missing(process, range)?;
+        let missing = self.missing(&writer, process, range)?;
         let mut attached: Vec<(LineKey, Vec<u64>)> = Vec::new();
         for address in missing {
             let name = LineKey { process, address };
@@ -108,53 +146,58 @@ impl FlatTable {
             is_left.0.address + self.line_bytes == right.0.address
         };
         for run in attached.chunk_by(joined) {
-            self.publish(process, run);
+            self.publish(&writer, process, run);
         }
         Ok(attached.len() as u64)
     }
 
     /// The addresses of the missing lines of a range.
-    fn missing(&self, process: ProcessHandle, range: Range<u64>) -> Result<Vec<u64>, LookupError> {
+    fn missing(
+        &self,
+        writer: &FlatWriter,
+        process: ProcessHandle,
+        range: Range<u64>,
+    ) -> Result<Vec<u64>, LookupError> {
         let mut missing = Vec::new();
         for address in range.step_by(self.line_bytes as usize) {
             let name = LineKey { process, address };
-            match self.slot_of(name) {
-                None => missing.push(address),
-                Some(slot) if slot.is_draining() => return Err(LookupError::Invalidated),
-                Some(_) => {}
+            if writer.draining.contains_key(&name) {
+                return Err(LookupError::Invalidated);
+            }
+            if self.place_of(name).is_none() {
+                missing.push(address);
             }
         }
         Ok(missing)
     }
 
-    /// The slot of a line. Only for the writer.
-    fn slot_of(&self, name: LineKey) -> Option<&LineSlot> {
+    /// The extent of a line, and its index there. Only for the writer.
+    fn place_of(&self, name: LineKey) -> Option<(&FlatExtent, usize)> {
         self.extents(name.process).find_map(|extent| {
             let line = extent.index_of(name.address, self.line_bytes)?;
-            Some(&extent.slots[line]).filter(|slot| slot.key() == Some(name))
+            extent.slots[line].get().filter(|(key, _)| *key == name).map(|_| (extent, line))
         })
     }
 
     /// Publishes a run of attached lines to readers.
-    fn publish(&self, process: ProcessHandle, run: &[(LineKey, Vec<u64>)]) {
+    fn publish(&self, writer: &FlatWriter, process: ProcessHandle, run: &[(LineKey, Vec<u64>)]) {
+        let draining: HashSet<u64> = writer.draining.values().copied().collect();
         let fits = |extent: &&FlatExtent| {
-            extent.lines.load(Ordering::Relaxed) == 0 && extent.slots.len() >= run.len()
+            extent.lines.load(Ordering::Relaxed) == 0
+                && extent.slots.len() >= run.len()
+                && !extent.slots.iter().any(|slot| draining.contains(&word_of(slot)))
         };
         let extent = match self.extents(process).find(fits) {
             Some(free) => free,
             None => self.append(process, run.len()),
         };
         for (line, (name, entries)) in run.iter().enumerate() {
-            let slot = &extent.slots[line];
-            // A reader with an outdated index may add itself for a short time.
-            while !slot.begin_change() {
-                std::hint::spin_loop();
-            }
-            slot.set_key(Some(*name));
+            // No reader has the entries: the slot is empty, and its last line is not draining.
             for (entry, &value) in extent.entries(line).iter().zip(entries) {
                 entry.store(value, Ordering::Relaxed);
             }
-            slot.end_change();
+            let slot = &extent.slots[line];
+            slot.set(Some((*name, word_of(slot))));
         }
         extent.first.store(run[0].0.address, Ordering::Relaxed);
         extent.lines.store(run.len() as u64, Ordering::Relaxed);
@@ -164,38 +207,58 @@ impl FlatTable {
     /// lines.
     pub(crate) fn invalidate(
         &self,
+        readers: &Readers,
         process: ProcessHandle,
         range: Range<u64>,
         detach: impl Fn(LineKey, &[u64]),
     ) -> u64 {
         let mut writer = self.lock();
-        let is_affected = |slot: &&LineSlot| {
-            slot.key().is_some_and(|name| name.process == process && range.contains(&name.address))
-        };
-        self.slots(process).filter(is_affected).for_each(LineSlot::begin_drain);
+        let mut taken = self.take_out(&mut writer, process, range.clone());
+        let is_affected = |name: &LineKey| name.process == process && range.contains(&name.address);
+        readers.drains.begin(readers.fence);
         let mut detached = 0;
         loop {
-            let mut is_left = false;
-            for extent in self.extents(process) {
-                for (line, slot) in extent.slots.iter().enumerate().filter(|(_, s)| is_affected(s))
-                {
-                    match extent.take(line, slot) {
-                        Some((name, entries)) => {
-                            detach(name, &entries);
-                            slot.set_key(None);
-                            slot.end_change();
-                            detached += 1;
-                        }
-                        None => is_left |= slot.is_draining(),
-                    }
+            let in_use = readers.lines_in_use();
+            taken.retain(|(name, word, entries)| {
+                let is_used = writer.uses.contains_key(name) || in_use.binary_search(word).is_ok();
+                if !is_used {
+                    detach(*name, entries);
+                    writer.draining.remove(name);
+                    detached += 1;
                 }
-                extent.free_if_empty();
-            }
-            if !is_left {
-                return detached;
+                is_used
+            });
+            // Another thread may be waiting for lines of the same range.
+            if !writer.draining.keys().any(is_affected) {
+                break;
             }
             writer = self.released.wait(writer).unwrap_or_else(PoisonError::into_inner);
         }
+        readers.drains.end();
+        self.released.notify_all();
+        detached
+    }
+
+    /// Takes the lines of a range out of the table. Readers may still use them.
+    fn take_out(
+        &self,
+        writer: &mut FlatWriter,
+        process: ProcessHandle,
+        range: Range<u64>,
+    ) -> Vec<(LineKey, u64, Vec<u64>)> {
+        let mut taken = Vec::new();
+        for extent in self.extents(process) {
+            for (line, slot) in extent.slots.iter().enumerate() {
+                let Some((name, word)) = slot.get() else { continue };
+                if name.process == process && range.contains(&name.address) {
+                    slot.set(None);
+                    writer.draining.insert(name, word);
+                    taken.push((name, word, extent.copy_of(line)));
+                }
+            }
+            extent.free_if_empty();
+        }
+        taken
     }
 
     /// Detaches all lines. No thread can use them any more.
@@ -203,7 +266,7 @@ impl FlatTable {
         let chains = self.blocks.iter().filter_map(OnceLock::get).flatten();
         for extent in chains.flat_map(iter_chain) {
             for (line, slot) in extent.slots.iter().enumerate() {
-                if let Some(name) = slot.key() {
+                if let Some((name, _)) = slot.get() {
                     detach(name, &extent.copy_of(line));
                 }
             }
@@ -229,19 +292,19 @@ impl FlatTable {
         memory
     }
 
-    fn lock(&self) -> MutexGuard<'_, ()> {
+    fn lock(&self) -> MutexGuard<'_, FlatWriter> {
         lock(&self.writer)
     }
 
-    #[inline]
     fn extents(&self, process: ProcessHandle) -> impl Iterator<Item = &FlatExtent> {
-        let number = usize::from(process.number());
-        let block = self.blocks[number / BLOCK_PROCESSES].get();
-        block.into_iter().flat_map(move |block| iter_chain(&block[number % BLOCK_PROCESSES]))
+        self.extents_of(process.number())
     }
 
-    fn slots(&self, process: ProcessHandle) -> impl Iterator<Item = &LineSlot> {
-        self.extents(process).flat_map(|extent| extent.slots.iter())
+    #[inline]
+    fn extents_of(&self, number: u16) -> impl Iterator<Item = &FlatExtent> {
+        let number = usize::from(number);
+        let block = self.blocks[number / BLOCK_PROCESSES].get();
+        block.into_iter().flat_map(move |block| iter_chain(&block[number % BLOCK_PROCESSES]))
     }
 
     /// Adds an empty extent to the chain of a process. Only for the writer.
@@ -255,6 +318,17 @@ impl FlatTable {
         }
         end.get_or_init(|| Box::new(FlatExtent::new(lines)))
     }
+}
+
+/// The first entry of a line, whose entries all are allocated.
+#[inline(always)]
+fn first_of(entries: &[AtomicU64]) -> NonNull<AtomicU64> {
+    NonNull::from(entries).cast()
+}
+
+/// The word that names the line of a slot in cells: the address of the slot.
+fn word_of(slot: &LineSlot) -> u64 {
+    std::ptr::from_ref(slot).addr() as u64
 }
 
 #[inline]
@@ -291,14 +365,8 @@ impl FlatExtent {
         self.entries(line).iter().map(|entry| entry.load(Ordering::Relaxed)).collect()
     }
 
-    /// Takes a draining line out of use, if it has no users. Its slot stays busy.
-    fn take(&self, line: usize, slot: &LineSlot) -> Option<(LineKey, Vec<u64>)> {
-        let name = slot.key()?;
-        (slot.is_draining() && slot.begin_change()).then(|| (name, self.copy_of(line)))
-    }
-
     fn free_if_empty(&self) {
-        if self.slots.iter().all(|slot| slot.key().is_none()) {
+        if self.slots.iter().all(|slot| slot.get().is_none()) {
             self.lines.store(0, Ordering::Relaxed);
         }
     }

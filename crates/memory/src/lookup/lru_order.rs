@@ -31,13 +31,11 @@ impl LruOrder {
         }
     }
 
-    /// The first `ways` ways, the least recently used first.
-    pub(super) fn oldest_first(&self, ways: usize) -> impl Iterator<Item = usize> {
-        let word = self.0.load(Ordering::Relaxed);
-        (0..16)
-            .rev()
-            .map(move |position| (word >> (4 * position) & 0xf) as usize)
-            .filter(move |&way| way < ways)
+    /// The least recently used of the first `ways` ways, which alone are ever used: they are in the
+    /// lowest nibbles.
+    #[inline]
+    pub(super) fn oldest(&self, ways: usize) -> usize {
+        (self.0.load(Ordering::Relaxed) >> (4 * (ways - 1)) & 0xf) as usize
     }
 }
 
@@ -58,17 +56,24 @@ fn moved_to_front(word: u64, way: u64) -> u64 {
 mod tests {
     use super::*;
 
+    /// The ways of an order, the most recently used first.
+    fn ways_of(order: &LruOrder, ways: usize) -> Vec<usize> {
+        (1..=ways).map(|count| order.oldest(count)).collect()
+    }
+
     #[test]
     fn uses_in_any_order_leave_the_oldest_at_the_end() {
-        let order = LruOrder::new();
-        let mut model: Vec<usize> = (0..16).rev().collect();
-        let mut way = 5;
-        for step in 0..1000 {
-            way = (way * 7 + step) % 16;
-            order.touch(way);
-            model.retain(|&other| other != way);
-            model.push(way);
-            assert_eq!(order.oldest_first(16).collect::<Vec<_>>(), model);
+        for ways in [1, 3, 4, 16] {
+            let order = LruOrder::new();
+            let mut model: Vec<usize> = (0..ways).collect();
+            let mut way = 5 % ways;
+            for step in 0..1000 {
+                way = (way * 7 + step) % ways;
+                order.touch(way);
+                model.retain(|&other| other != way);
+                model.insert(0, way);
+                assert_eq!(ways_of(&order, ways), model);
+            }
         }
     }
 
@@ -76,6 +81,6 @@ mod tests {
     fn ways_that_a_set_does_not_have_are_left_out() {
         let order = LruOrder::new();
         order.touch(2);
-        assert_eq!(order.oldest_first(3).collect::<Vec<_>>(), [1, 0, 2]);
+        assert_eq!(ways_of(&order, 3), [2, 0, 1]);
     }
 }

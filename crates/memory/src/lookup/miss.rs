@@ -8,13 +8,11 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 
 use super::backend::AttachError;
-use super::counters::MissKind;
 use super::error::LookupError;
 use super::line::LineKey;
 
-/// The result of a miss: the entries of the line, or an error. Each waiter already has a use of the
-/// line.
-pub(crate) type MissResult = Arc<OnceLock<Result<Arc<[u64]>, LookupError>>>;
+/// The result of a miss. Without an error, each waiter already has a use of the line in the table.
+pub(crate) type MissResult = Arc<OnceLock<Result<(), LookupError>>>;
 
 /// The queued misses, and those in progress.
 #[derive(Debug)]
@@ -29,8 +27,8 @@ pub(crate) struct MissQueue {
 #[derive(Debug)]
 pub(crate) struct PendingMiss {
     pub(crate) posted_ns: u64,
-    pub(crate) kind: MissKind,
-    /// Whether the event was counted as a miss. A prefetch is not counted until the line is needed.
+    /// Whether the event was counted as a miss. A prefetch is not counted until the line is needed,
+    /// and only then fills the cache.
     pub(crate) is_counted: bool,
     pub(crate) waiters: u32,
     pub(crate) result: MissResult,
@@ -44,8 +42,10 @@ impl MissQueue {
     }
 
     /// The pending event of a line.
+    #[inline]
     pub(crate) fn pending(&mut self, name: LineKey) -> Option<&mut PendingMiss> {
-        self.pending.get_mut(&name)
+        // Mostly there is none, and then no hash is computed.
+        if self.pending.is_empty() { None } else { self.pending.get_mut(&name) }
     }
 
     pub(crate) fn is_full(&self) -> bool {
@@ -57,10 +57,10 @@ impl MissQueue {
     }
 
     /// Queues an event. The queue must have space, and the line no pending event.
-    pub(crate) fn post(&mut self, name: LineKey, kind: MissKind, is_counted: bool, posted_ns: u64) {
+    pub(crate) fn post(&mut self, name: LineKey, is_counted: bool, posted_ns: u64) {
         assert!(!self.is_full(), "the miss queue is full");
         let event =
-            PendingMiss { posted_ns, kind, is_counted, waiters: 0, result: MissResult::default() };
+            PendingMiss { posted_ns, is_counted, waiters: 0, result: MissResult::default() };
         assert!(self.pending.insert(name, event).is_none(), "{name:?} has a pending miss already");
         self.queued.push_back(name);
     }

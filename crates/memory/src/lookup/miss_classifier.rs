@@ -2,11 +2,11 @@
 //!
 //! It would if fewer other lines than its size were used since the last use of the line. Uses are
 //! known to the tick, which advances with each fill, so the classifier counts the lines used at the
-//! same tick or later: those in the cache, by their slots, and those evicted, which are stored
-//! here. Uses at the same tick count as later, so an ambiguous miss is a capacity miss.
+//! same tick or later: those in the cache, and those evicted, which are stored here. Uses at the
+//! same tick count as later, so an ambiguous miss is a capacity miss.
 //!
-//! Caches of up to 256 lines are counted completely. Larger ones are estimated from a sample of
-//! their sets, so that a miss does not inspect thousands of lines.
+//! Caches of up to 64 lines are counted completely. Larger ones are estimated from a sample of their
+//! sets, so that a fill rarely has to be recorded, and a miss does not inspect thousands of lines.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use super::cache::LineCache;
 use super::line::LineKey;
 
 /// Maximum number of lines in the sample.
-const SAMPLE_LINES: usize = 256;
+const SAMPLE_LINES: usize = 64;
 
 /// Spreads the sample over the sets. Odd, so that the mapping is a bijection.
 const SPREAD: usize = 0x9e37_79b1;
@@ -41,13 +41,17 @@ impl MissClassifier {
         Self { sets, sample, lines, evicted: BTreeSet::new() }
     }
 
-    /// Records the eviction of a line.
-    pub(crate) fn insert(&mut self, cache: &LineCache, name: LineKey, last_use: u64) {
-        if is_sampled(cache.set_of(name.address), self.sets, self.sets / self.sample.len()) {
-            self.evicted.insert((last_use, name));
-            if self.evicted.len() > self.lines + 1 {
-                self.evicted.pop_first();
-            }
+    /// Whether evictions from the set of a line are recorded.
+    #[inline]
+    pub(crate) fn samples(&self, cache: &LineCache, name: LineKey) -> bool {
+        is_sampled(cache.set_of(name.address), self.sets, self.sets / self.sample.len())
+    }
+
+    /// Records the eviction of a line whose set is [sampled](MissClassifier::samples).
+    pub(crate) fn insert(&mut self, name: LineKey, last_use: u64) {
+        self.evicted.insert((last_use, name));
+        if self.evicted.len() > self.lines + 1 {
+            self.evicted.pop_first();
         }
     }
 
@@ -57,7 +61,13 @@ impl MissClassifier {
     }
 
     /// Whether a fully associative cache would still contain a line with this last use.
-    pub(crate) fn would_hit(&self, cache: &LineCache, name: LineKey, last_use: u64) -> bool {
+    /// `last_use_of` returns that of a line in the cache.
+    pub(crate) fn would_hit(
+        &self,
+        cache: &LineCache,
+        (name, last_use): (LineKey, u64),
+        last_use_of: impl Fn(u64) -> u64,
+    ) -> bool {
         // With a single set the cache itself is fully associative.
         if self.sets == 1 {
             return false;
@@ -68,7 +78,8 @@ impl MissClassifier {
         if oldest.is_some_and(|&(used, _)| used >= last_use) {
             return false;
         }
-        let cached: usize = self.sample.iter().map(|&set| cache.used_since(set, last_use)).sum();
+        let in_cache = self.sample.iter().flat_map(|&set| cache.lines_of_set(set));
+        let cached = in_cache.filter(|&line| last_use_of(line) >= last_use).count();
         let recent = self.evicted.iter().rev().take_while(|&&(used, _)| used >= last_use);
         let others = recent.filter(|&&(_, other)| other != name).take(self.lines).count();
         cached + others < self.lines
@@ -92,7 +103,7 @@ mod tests {
     #[test]
     fn small_caches_are_counted_whole_and_large_ones_by_a_sample() {
         for (entries, ways, sets, lines) in
-            [(256, 4, 64, 256), (4, 2, 2, 4), (512, 4, 64, 256), (1 << 15, 8, 32, 256)]
+            [(64, 4, 16, 64), (4, 2, 2, 4), (256, 4, 16, 64), (1 << 15, 8, 8, 64)]
         {
             let (cache, _) = LineCache::new(Geometry::new(entries, 1, ways).unwrap());
             let classifier = MissClassifier::new(&cache);
@@ -106,7 +117,7 @@ mod tests {
         let classifier = MissClassifier::new(&cache);
         for stride in [2, 4, 8, 16, 32] {
             let on_it = classifier.sample.iter().filter(|&&set| set % stride == 0).count();
-            assert!(on_it.abs_diff(256 / stride) <= 4, "{on_it} of 256 at stride {stride}");
+            assert!(on_it.abs_diff(64 / stride) <= 4, "{on_it} of 64 at stride {stride}");
         }
     }
 }

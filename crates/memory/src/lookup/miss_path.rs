@@ -6,39 +6,81 @@ use memferry_sys::clock::now_ns;
 
 use super::backend::TranslationBackend;
 use super::config::{DataPath, MissPolicy};
-use super::counters::MissKind;
 use super::error::LookupError;
+#[cfg(feature = "comparison")]
+use super::flat::FlatTable;
 use super::line::LineKey;
+use super::miss::MissResult;
 use super::service::MissService;
-use super::shared::{LockedState, LookupStore, MissThread, PagePosition};
+#[cfg(feature = "comparison")]
+use super::shared::LookupStore;
+use super::shared::{LockedState, LookupState, MissThread, PagePosition};
+#[cfg(feature = "comparison")]
+use super::translation::EntrySource;
 use super::translation::Translation;
 
 impl<S: TranslationBackend> MissService<S> {
     /// A lookup without waiting that missed the cache.
+    // By words, so that a hit keeps none of them in memory for this call; as `handle_miss`.
     #[cold]
     pub(crate) fn find_slow(
         &self,
-        position: PagePosition,
+        owner: u64,
+        address: u64,
         route: DataPath,
     ) -> Result<Option<Translation<'_>>, LookupError> {
+        let position = PagePosition { owner, address };
+        #[cfg(feature = "comparison")]
+        if let LookupStore::Flat(flat) = &self.shared.store {
+            return self.find_flat(flat, position, route);
+        }
         let mut state = self.shared.lock();
         let found = self.recheck(&mut state, position, route)?;
+        if found.is_none() {
+            self.count_miss_or_retry(&mut state, self.shared.line_of(position), route);
+        }
         // Dropping a translation may need the lock.
         drop(state);
-        found.ok().map(Translation::checked).transpose()
+        found.map(Translation::checked).transpose()
+    }
+
+    /// A lookup in the flat table that found nothing without its lock.
+    #[cfg(feature = "comparison")]
+    fn find_flat<'a>(
+        &'a self,
+        flat: &'a FlatTable,
+        position: PagePosition,
+        route: DataPath,
+    ) -> Result<Option<Translation<'a>>, LookupError> {
+        let name = self.shared.line_of(position);
+        self.shared.lock().table.processes.check(name.process)?;
+        let Some(entries) = flat.find_locked(name) else {
+            self.count_miss(&mut self.shared.lock(), name, route);
+            return Ok(None);
+        };
+        self.shared.readers.count_hit(route);
+        let source = EntrySource::Flat(entries);
+        // SAFETY: the use is counted.
+        let entry = unsafe { source.entry(self.shared.page_in_line(position)) };
+        // SAFETY: as above.
+        let found = unsafe { Translation::new(&self.shared, (entry, source), None, position) };
+        found.checked().map(Some)
     }
 
     /// A request that missed the cache.
     #[cold]
     pub(crate) fn handle_miss(
         self: &Arc<Self>,
-        position: PagePosition,
+        owner: u64,
+        address: u64,
         route: DataPath,
         policy: MissPolicy,
     ) -> Result<Translation<'_>, LookupError> {
+        let position = PagePosition { owner, address };
         if self.shared.store.cache().is_none() {
-            let found = self.find_slow(position, route)?;
-            return found.ok_or(LookupError::NotPreloaded(position.line.address));
+            let found = self.find_slow(owner, address, route)?;
+            let line = self.shared.line_of(position);
+            return found.ok_or(LookupError::NotPreloaded(line.address));
         }
         match policy {
             MissPolicy::Wait => self.wait_for_line(position, route),
@@ -46,58 +88,121 @@ impl<S: TranslationBackend> MissService<S> {
         }
     }
 
-    /// A prefetch.
+    /// A prefetch: the line is attached, and fills the cache when it is needed.
     pub(crate) fn handle_prefetch(self: &Arc<Self>, position: PagePosition, route: DataPath) {
-        let Some(cache) = self.shared.store.cache() else { return };
-        let mut state = self.shared.lock();
-        let is_stale = state.table.processes.check(position.line.process).is_err();
-        let is_cached = state.table.line(position.line).is_some_and(|line| line.slot.is_some());
-        if !is_stale && !is_cached {
-            *state.counters.prefetches.of(route) += 1;
-            let kind = state.table.classify(cache, position.line);
-            self.post(state, position.line, kind, false);
+        if self.shared.store.cache().is_some() {
+            self.prefetch(self.shared.lock(), position, route);
         }
     }
 
-    /// Searches again, under the lock, and counts the hit or miss. The inner error is the kind of
-    /// the miss.
+    fn prefetch(
+        self: &Arc<Self>,
+        mut state: LockedState<'_>,
+        position: PagePosition,
+        route: DataPath,
+    ) {
+        let name = self.shared.line_of(position);
+        let is_stale = state.table.processes.check(name.process).is_err();
+        if !is_stale && state.table.line(name).is_none() {
+            *state.counters.prefetches.of(route) += 1;
+            self.post(state, name, false);
+        }
+    }
+
+    /// A line that is needed after another one and missed the cache: found in the table, or
+    /// prefetched.
+    #[cold]
+    pub(crate) fn find_attached_or_prefetch(
+        self: &Arc<Self>,
+        position: PagePosition,
+        route: DataPath,
+    ) -> Option<Translation<'_>> {
+        self.shared.store.cache()?;
+        let name = self.shared.line_of(position);
+        let mut state = self.shared.lock();
+        state.table.processes.check(name.process).ok()?;
+        if let Some(translation) = self.shared.find_locked(&mut state, position) {
+            self.shared.readers.count_hit(route);
+            return Some(translation);
+        }
+        if self.fills_inline(&state, name) {
+            self.count_miss(&mut state, name, route);
+            let translation = self.fill_inline(&mut state, position);
+            drop(self.sweep_if_due(state));
+            return translation;
+        }
+        self.prefetch(state, position, route);
+        None
+    }
+
+    /// Whether a caller may fill the line into the cache: it is in the table.
+    #[inline]
+    fn fills_inline(&self, state: &LookupState, name: LineKey) -> bool {
+        self.shared.config.inline_misses
+            && state.table.line(name).is_some_and(|line| line.usable().is_some())
+    }
+
+    /// Fills a line of the table into the cache and creates a translation of it. Every sixteenth
+    /// time it is timed: reading the clock takes as long as the rest.
+    #[inline]
+    fn fill_inline(
+        &self,
+        state: &mut LockedState<'_>,
+        position: PagePosition,
+    ) -> Option<Translation<'_>> {
+        const TIMED_INTERVAL: u64 = 16;
+        let is_timed = state.counters.inline_misses.is_multiple_of(TIMED_INTERVAL);
+        let start_ns = if is_timed { now_ns() } else { 0 };
+        state.counters.inline_misses += 1;
+        self.fill(state, self.shared.line_of(position));
+        let translation = self.shared.hold(state, position);
+        if is_timed {
+            state.counters.delay_ns.record(0);
+            state.counters.processing_ns.record(now_ns().saturating_sub(start_ns));
+        }
+        translation
+    }
+
+    /// Counts a miss by its kind.
+    #[inline]
+    fn count_miss(&self, state: &mut LookupState, name: LineKey, route: DataPath) {
+        let LookupState { misses, table, .. } = state;
+        let (tally, last_use) = (misses.of(route), table.last_use(name));
+        match self.shared.store.cache().filter(|_| last_use > 0) {
+            Some(cache) => tally.count_warm(|| table.classify(cache, name, last_use)),
+            None => tally.count_cold(),
+        }
+    }
+
+    /// As [`MissService::count_miss`]; but a request whose event was counted before is a retry.
+    fn count_miss_or_retry(&self, state: &mut LookupState, name: LineKey, route: DataPath) {
+        match state.queue.pending(name) {
+            Some(event) if event.is_counted => {
+                state.counters.retries += 1;
+                return;
+            }
+            Some(event) => event.is_counted = true,
+            None => {}
+        }
+        self.count_miss(state, name, route);
+    }
+
+    /// Searches again, under the lock, and returns what an earlier event left for this request.
     fn recheck<'a>(
         &'a self,
         state: &mut LockedState<'_>,
         position: PagePosition,
         route: DataPath,
-    ) -> Result<Result<Translation<'a>, MissKind>, LookupError> {
-        state.table.processes.check(position.line.process)?;
+    ) -> Result<Option<Translation<'a>>, LookupError> {
+        let name = self.shared.line_of(position);
+        state.table.processes.check(name.process)?;
         if let Some(translation) = self.shared.find_locked(state, position) {
-            self.shared.hits.count(route);
-            return Ok(Ok(translation));
+            self.shared.readers.count_hit(route);
+            return Ok(Some(translation));
         }
-        if let Some(error) = state.queue.take_error(position.line) {
-            return Err(error.into());
-        }
-        let (kind, is_counted) = self.classify_miss(state, position);
-        if is_counted {
-            state.counters.retries += 1;
-        } else {
-            state.counters.misses.of(route).count(kind);
-        }
-        Ok(Err(kind))
-    }
-
-    /// The kind of a miss, and whether the pending event of its line has been counted already.
-    fn classify_miss(
-        &self,
-        state: &mut LockedState<'_>,
-        position: PagePosition,
-    ) -> (MissKind, bool) {
-        let state = &mut **state;
-        match (state.queue.pending(position.line), &self.shared.store) {
-            (Some(event), _) => (event.kind, std::mem::replace(&mut event.is_counted, true)),
-            (None, LookupStore::Cached(cache)) => {
-                (state.table.classify(cache, position.line), false)
-            }
-            #[cfg(feature = "comparison")]
-            (None, LookupStore::Flat(_)) => (MissKind::Cold, false),
+        match state.queue.take_error(name) {
+            Some(error) => Err(error.into()),
+            None => Ok(None),
         }
     }
 
@@ -106,20 +211,24 @@ impl<S: TranslationBackend> MissService<S> {
         position: PagePosition,
         route: DataPath,
     ) -> Result<Translation<'_>, LookupError> {
+        let name = self.shared.line_of(position);
         let mut state = self.shared.lock();
-        if let Some(entries) = state.table.use_uncached(position.line) {
-            // An earlier request has attached the line, but the cache had no space for it.
-            state.counters.retries += 1;
-            drop(state);
-            return Translation::of_table(&self.shared, entries, position).checked();
+        let mut found = self.recheck(&mut state, position, route)?;
+        if found.is_none() {
+            self.count_miss_or_retry(&mut state, name, route);
+            if self.fills_inline(&state, name) {
+                found = self.fill_inline(&mut state, position);
+                state = self.sweep_if_due(state);
+            }
         }
-        match self.recheck(&mut state, position, route)? {
-            Ok(translation) => {
+        match found {
+            // Dropping a translation may need the lock.
+            Some(translation) => {
                 drop(state);
                 translation.checked()
             }
-            Err(kind) => {
-                self.post(state, position.line, kind, true);
+            None => {
+                self.post(state, name, true);
                 Err(LookupError::NotCached)
             }
         }
@@ -127,13 +236,7 @@ impl<S: TranslationBackend> MissService<S> {
 
     /// Posts an event for the miss thread, unless the line has one. If the queue is full, it is
     /// dropped.
-    fn post(
-        self: &Arc<Self>,
-        mut state: LockedState<'_>,
-        name: LineKey,
-        kind: MissKind,
-        counted: bool,
-    ) {
+    fn post(self: &Arc<Self>, mut state: LockedState<'_>, name: LineKey, is_counted: bool) {
         if state.queue.pending(name).is_some() {
             return;
         }
@@ -141,75 +244,107 @@ impl<S: TranslationBackend> MissService<S> {
             state.counters.dropped += 1;
             return;
         }
-        state.queue.post(name, kind, counted, now_ns());
+        state.queue.post(name, is_counted, now_ns());
         if !self.wake_miss_thread(&mut state) {
             drop(self.handle_next(state));
         }
     }
 
-    /// Waits until a line is attached, and handles queued misses meanwhile if that is configured.
+    /// Fills the line from the table, or waits until it is attached, and handles queued misses
+    /// meanwhile if that is configured.
     fn wait_for_line(
         self: &Arc<Self>,
         position: PagePosition,
         route: DataPath,
     ) -> Result<Translation<'_>, LookupError> {
+        let name = self.shared.line_of(position);
         let mut state = self.shared.lock();
-        let mut counted = None;
+        state.table.processes.check(name.process)?;
+        if let Some(translation) = self.shared.find_locked(&mut state, position) {
+            self.shared.readers.count_hit(route);
+            drop(state);
+            return translation.checked();
+        }
+        self.count_miss(&mut state, name, route);
+        if self.fills_inline(&state, name)
+            && let Some(translation) = self.fill_inline(&mut state, position)
+        {
+            drop(self.sweep_if_due(state));
+            return translation.checked();
+        }
+        self.wait_for_event(state, position)
+    }
+
+    /// Waits for the event of a line, which is posted unless there is one.
+    #[cold]
+    fn wait_for_event<'a>(
+        self: &'a Arc<Self>,
+        mut state: LockedState<'a>,
+        position: PagePosition,
+    ) -> Result<Translation<'a>, LookupError> {
+        let name = self.shared.line_of(position);
         let result = loop {
-            state.table.processes.check(position.line.process)?;
-            if let Some(translation) = self.shared.find_locked(&state, position) {
-                if counted.is_none() {
-                    self.shared.hits.count(route);
-                }
+            state.table.processes.check(name.process)?;
+            if let Some(translation) = self.shared.find_locked(&mut state, position) {
                 drop(state);
                 return translation.checked();
             }
-            let kind = counted.unwrap_or_else(|| {
-                let (kind, _) = self.classify_miss(&mut state, position);
-                state.counters.misses.of(route).count(kind);
-                kind
-            });
-            counted = Some(kind);
-            if state.queue.pending(position.line).is_none() && !state.queue.is_full() {
-                state.queue.post(position.line, kind, true, now_ns());
+            if state.queue.pending(name).is_none() && !state.queue.is_full() {
+                state.queue.post(name, true, now_ns());
             }
-            if let Some(result) = state.queue.join(position.line) {
+            if let Some(result) = state.queue.join(name) {
                 break result;
             }
-            state = self.wait_or_handle_inline(state);
+            state = self.wait_or_handle_inline(state, &MissResult::default());
         };
-        let entries = loop {
+        let outcome = loop {
             if let Some(outcome) = result.get() {
-                break outcome.clone()?;
+                break *outcome;
             }
-            state = self.wait_or_handle_inline(state);
+            state = self.wait_or_handle_inline(state, &result);
         };
-        // The result includes a use of the line in the table. A use of its slot is cheaper to
-        // release.
-        let translation = match self.shared.find_locked(&state, position) {
+        outcome?;
+        // The result includes a use of the line in the table. A use by a cell is cheaper to release.
+        let translation = self.shared.hold(&mut state, position);
+        let translation = match translation {
             Some(translation) => {
-                self.shared.end_use(&mut state, position.line);
-                translation
+                self.shared.end_use(&mut state, name);
+                Some(translation)
             }
-            None => Translation::of_table(&self.shared, entries, position),
+            // The line is draining since, and the use makes the invalidation wait.
+            None => self.shared.adopt(&state, position),
         };
         drop(state);
-        translation.checked()
+        translation.ok_or(LookupError::Invalidated)?.checked()
     }
 
     fn wait_or_handle_inline<'a>(
         self: &'a Arc<Self>,
         mut state: LockedState<'a>,
+        result: &MissResult,
     ) -> LockedState<'a> {
         if state.queue.is_empty() {
             // Other threads are handling all events.
-            return self.shared.wait(state);
+            return self.spin_or_wait(state, result);
         }
         let handles_inline =
             self.shared.config.inline_misses || matches!(state.thread, MissThread::Denied);
         if handles_inline || !self.wake_miss_thread(&mut state) {
             state.counters.inline_misses += 1;
             return self.handle_next(state);
+        }
+        self.spin_or_wait(state, result)
+    }
+
+    /// Waits until the state changes: spins for the result, which mostly comes within microseconds,
+    /// then sleeps.
+    fn spin_or_wait<'a>(&'a self, state: LockedState<'a>, result: &MissResult) -> LockedState<'a> {
+        let changes = state.changes;
+        drop(state);
+        self.shared.spin_until(|| result.get().is_some());
+        let state = self.shared.lock();
+        if result.get().is_some() || state.changes != changes {
+            return state;
         }
         self.shared.wait(state)
     }

@@ -1,9 +1,9 @@
 //! The processes whose memory is translated: numbers are reused, generations are not.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use super::error::{LookupError, TooManyProcesses};
-use super::table::AttachedLine;
+use super::line_map::LineMap;
 use crate::handle::ProcessHandle;
 
 /// All processes, by number.
@@ -18,7 +18,7 @@ struct ProcessEntry {
     generation: u32,
     state: ProcessState,
     /// The attached lines of the process, by address.
-    lines: BTreeMap<u64, AttachedLine>,
+    lines: LineMap,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +46,7 @@ impl ProcessTable {
             Some(number) => number,
             None => {
                 let number = u16::try_from(self.entries.len()).map_err(|_| TooManyProcesses)?;
-                let lines = BTreeMap::new();
+                let lines = LineMap::default();
                 self.entries.push(ProcessEntry { generation: 0, state: ProcessState::Free, lines });
                 number
             }
@@ -79,14 +79,11 @@ impl ProcessTable {
     }
 
     /// The lines of a process, also while it is being removed.
-    pub(crate) fn lines(&self, process: ProcessHandle) -> Option<&BTreeMap<u64, AttachedLine>> {
+    pub(crate) fn lines(&self, process: ProcessHandle) -> Option<&LineMap> {
         self.entry(process).map(|entry| &entry.lines)
     }
 
-    pub(crate) fn lines_mut(
-        &mut self,
-        process: ProcessHandle,
-    ) -> Option<&mut BTreeMap<u64, AttachedLine>> {
+    pub(crate) fn lines_mut(&mut self, process: ProcessHandle) -> Option<&mut LineMap> {
         self.entry_mut(process).map(|entry| &mut entry.lines)
     }
 

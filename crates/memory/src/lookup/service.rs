@@ -13,11 +13,13 @@ use memferry_sys::clock::now_ns;
 use super::backend::{AttachError, TranslationBackend};
 use super::cache::LineCache;
 use super::config::LookupConfig;
+use super::entries::LineEntries;
 use super::error::LookupError;
 use super::line::LineKey;
+use super::miss::PendingMiss;
 use super::process_table::RemovalStatus;
 use super::shared::{LockedState, LookupShared, LookupStore, MissThread};
-use super::table::{DetachBatch, LineState};
+use super::table::{BATCH_LINES, DetachBatch, LineState};
 use crate::handle::ProcessHandle;
 
 /// A lookup with its backend, shared with the miss thread.
@@ -48,7 +50,7 @@ impl<S: TranslationBackend> MissService<S> {
                 }
             };
         }
-        self.shared.notify_miss_thread();
+        self.shared.notify_miss_thread(state);
         !matches!(state.thread, MissThread::Denied)
     }
 
@@ -70,7 +72,10 @@ impl<S: TranslationBackend> MissService<S> {
         let start_ns = now_ns();
         state.counters.delay_ns.record(start_ns.saturating_sub(posted_ns));
         let (mut state, attached) = self.attach(state, name);
-        if attached.is_ok() {
+        // A prefetched line fills the cache when it is needed: then its miss is counted, and a
+        // replay, in which nothing is prefetched, has the same misses.
+        let is_needed = |event: &mut PendingMiss| event.is_counted || event.waiters > 0;
+        if attached.is_ok() && state.queue.pending(name).is_some_and(is_needed) {
             self.fill(&mut state, name);
         }
         state.counters.processing_ns.record(now_ns().saturating_sub(start_ns));
@@ -82,12 +87,12 @@ impl<S: TranslationBackend> MissService<S> {
         &self,
         state: &mut LockedState<'_>,
         name: LineKey,
-        attached: Result<Arc<[u64]>, LookupError>,
+        attached: Result<(), LookupError>,
     ) {
         let Some(event) = state.queue.end(name) else { return };
         match (&attached, state.table.line_mut(name)) {
             // Each waiter owns a use of the line when it wakes.
-            (Ok(_), Some(line)) => line.uses += event.waiters,
+            (Ok(()), Some(line)) => line.uses += event.waiters,
             (Err(LookupError::Attach(error)), _) if event.waiters == 0 => {
                 state.queue.store_error(name, *error);
             }
@@ -95,21 +100,21 @@ impl<S: TranslationBackend> MissService<S> {
         }
         // The cell is empty: only this code sets it, once for each event.
         let _ = event.result.set(attached);
-        self.shared.notify_waiters();
+        self.shared.notify_waiters(state);
     }
 
     /// Fills an attached line into the cache, unless it is there.
-    fn fill(&self, state: &mut LockedState<'_>, name: LineKey) {
+    #[inline]
+    pub(crate) fn fill(&self, state: &mut LockedState<'_>, name: LineKey) {
         let Some(cache) = self.shared.store.cache() else { return };
         let state = &mut **state;
-        let is_cached = state.table.line(name).is_none_or(|line| line.slot.is_some());
-        let Some(fill_token) = state.fill_token.as_mut().filter(|_| !is_cached) else { return };
-        match state.table.fill(cache, fill_token, name) {
-            Some(result) => {
-                state.counters.fills += 1;
-                state.counters.evictions += u64::from(result.victim.is_some());
-            }
-            None => state.counters.uncached += 1,
+        let Some(fill_token) = state.fill_token.as_mut() else { return };
+        if cache.line_of(name).is_some() {
+            return;
+        }
+        if let Some(evicted) = state.table.fill(cache, fill_token, name) {
+            state.counters.fills += 1;
+            state.counters.evictions += u64::from(evicted);
         }
     }
 
@@ -118,7 +123,7 @@ impl<S: TranslationBackend> MissService<S> {
         &'a self,
         mut state: LockedState<'a>,
         name: LineKey,
-    ) -> (LockedState<'a>, Result<Arc<[u64]>, LookupError>) {
+    ) -> (LockedState<'a>, Result<(), LookupError>) {
         loop {
             if let Err(stale) = state.table.processes.check(name.process) {
                 return (state, Err(stale));
@@ -130,10 +135,7 @@ impl<S: TranslationBackend> MissService<S> {
                 Some(line) if line.draining && line.state == LineState::Attached => {
                     return (state, Err(LookupError::Invalidated));
                 }
-                Some(line) if line.state == LineState::Attached => {
-                    let entries = line.entries.clone();
-                    return (state, Ok(entries));
-                }
+                Some(line) if line.state == LineState::Attached => return (state, Ok(())),
                 // Another thread is calling the backend for this line.
                 Some(_) => state = self.shared.wait(state),
             }
@@ -144,18 +146,17 @@ impl<S: TranslationBackend> MissService<S> {
         &'a self,
         mut state: LockedState<'a>,
         name: LineKey,
-    ) -> (LockedState<'a>, Result<Arc<[u64]>, LookupError>) {
+    ) -> (LockedState<'a>, Result<(), LookupError>) {
         if let Err(stale) = state.table.begin_attach(name) {
             return (state, Err(stale));
         }
         drop(state);
-        let mut entries = vec![0; self.shared.line_entries];
-        let outcome = self.call_attach(name, &mut entries);
+        let outcome = self.call_attach(name);
         let mut state = self.shared.lock();
         let attached = match outcome {
-            Ok(()) => {
+            Ok(entries) => {
                 state.counters.attached += 1;
-                state.table.end_attach(name, entries.into())
+                state.table.end_attach(name, entries)
             }
             Err(error) => {
                 state.counters.attach_errors += 1;
@@ -163,12 +164,30 @@ impl<S: TranslationBackend> MissService<S> {
                 Err(error.into())
             }
         };
-        self.shared.notify_waiters();
+        self.shared.notify_waiters(&mut state);
         (state, attached)
     }
 
     /// Calls the backend. A panic counts as an error.
-    pub(crate) fn call_attach(
+    fn call_attach(&self, name: LineKey) -> Result<LineEntries, AttachError> {
+        let pages = self.shared.line_entries;
+        let call = AssertUnwindSafe(|| {
+            if let Some(run) = self.backend.attach_run(name, pages)? {
+                return Ok(LineEntries::Run(run));
+            }
+            let mut entries = vec![0; pages].into_boxed_slice();
+            self.backend.attach(name, &mut entries)?;
+            Ok(LineEntries::Pages(entries))
+        });
+        catch_unwind(call).unwrap_or_else(|_| {
+            tracing::error!(?name, "the translation backend panicked in attach");
+            Err(io::ErrorKind::Other.into())
+        })
+    }
+
+    /// As [`MissService::call_attach`], for a table that has a word for each page.
+    #[cfg(feature = "comparison")]
+    pub(crate) fn call_attach_pages(
         &self,
         name: LineKey,
         entries: &mut [u64],
@@ -181,7 +200,20 @@ impl<S: TranslationBackend> MissService<S> {
     }
 
     /// Calls the backend. A panic counts as success.
-    pub(crate) fn call_detach(&self, name: LineKey, entries: &[u64]) {
+    fn call_detach(&self, name: LineKey, entries: &LineEntries) {
+        match entries {
+            LineEntries::Pages(entries) => self.call_detach_pages(name, entries),
+            LineEntries::Run(run) => {
+                let call = AssertUnwindSafe(|| self.backend.detach_run(name, run));
+                if catch_unwind(call).is_err() {
+                    tracing::error!(?name, "the translation backend panicked in detach");
+                }
+            }
+        }
+    }
+
+    /// As [`MissService::call_detach`], of a line with a word for each page.
+    pub(crate) fn call_detach_pages(&self, name: LineKey, entries: &[u64]) {
         let call = AssertUnwindSafe(|| self.backend.detach(name, entries));
         if catch_unwind(call).is_err() {
             tracing::error!(?name, "the translation backend panicked in detach");
@@ -190,21 +222,22 @@ impl<S: TranslationBackend> MissService<S> {
 
     fn detach<'a>(&'a self, state: LockedState<'a>, batch: DetachBatch) -> LockedState<'a> {
         drop(state);
-        for (name, entries) in &batch {
-            self.call_detach(*name, entries);
+        for (name, line) in &batch {
+            self.call_detach(*name, &line.entries);
         }
         let mut state = self.shared.lock();
         for (name, _) in &batch {
             state.table.remove(*name);
         }
         state.counters.detached += batch.len() as u64;
-        self.shared.notify_waiters();
+        self.shared.notify_waiters(&mut state);
         state
     }
 
     /// Detaches idle lines, the least recently used first, if there are too many lines and a sweep
     /// is due: when the high-water mark is passed, and periodically while the count is above it.
-    fn sweep_if_due<'a>(&'a self, mut state: LockedState<'a>) -> LockedState<'a> {
+    #[inline]
+    pub(crate) fn sweep_if_due<'a>(&'a self, mut state: LockedState<'a>) -> LockedState<'a> {
         let LookupConfig { high_water_lines, sweep_every, .. } = self.shared.config;
         let count = state.table.count();
         let since = state.counters.fills - state.fills_at_last_sweep;
@@ -213,19 +246,27 @@ impl<S: TranslationBackend> MissService<S> {
         if !state.above_high_water || state.sweeping || !(passed || since >= sweep_every) {
             return state;
         }
+        self.sweep(state, high_water_lines - high_water_lines / 4)
+    }
+
+    #[cold]
+    fn sweep<'a>(&'a self, mut state: LockedState<'a>, target: usize) -> LockedState<'a> {
+        let Some(cache) = self.shared.store.cache() else { return state };
         state.sweeping = true;
         state.fills_at_last_sweep = state.counters.fills;
-        let target = high_water_lines - high_water_lines / 4;
-        // Each batch shrinks the table, and other threads add at most one queue of lines meanwhile.
-        for _ in 0..=count {
-            let batch = state.table.take_oldest(target);
-            if batch.is_empty() {
-                break;
-            }
+        let readers = &self.shared.readers;
+        let excess = state.table.count().saturating_sub(target);
+        for names in state.table.oldest_idle(cache, excess).chunks(BATCH_LINES) {
+            // Lines outside of the cache get no users without the lock, except by readers that
+            // found them there before.
+            readers.drains.begin(readers.fence);
+            let in_use = readers.lines_in_use();
+            readers.drains.end();
+            let batch = state.table.take_idle(cache, names, &in_use);
             state = self.detach(state, batch);
         }
         state.sweeping = false;
-        state.above_high_water = state.table.count() > high_water_lines;
+        state.above_high_water = state.table.count() > self.shared.config.high_water_lines;
         state
     }
 
@@ -237,16 +278,27 @@ impl<S: TranslationBackend> MissService<S> {
         process: ProcessHandle,
         range: Range<u64>,
     ) -> LockedState<'a> {
-        state.table.begin_drain(cache, process, range.clone());
-        loop {
-            let locked = &mut *state;
-            let Some(fill_token) = locked.fill_token.as_mut() else { return state };
-            match locked.table.take_drained(cache, fill_token, process, range.clone()) {
-                None => return state,
-                Some(batch) if batch.is_empty() => state = self.shared.wait(state),
-                Some(batch) => state = self.detach(state, batch),
-            }
+        let locked = &mut *state;
+        let Some(fill_token) = locked.fill_token.as_mut() else { return state };
+        let mut names = locked.table.begin_drain(cache, fill_token, process, range);
+        if names.is_empty() {
+            return state;
         }
+        let readers = &self.shared.readers;
+        // The lines are out of the cache: readers find them no more, or are found below.
+        readers.drains.begin(readers.fence);
+        loop {
+            let batch = state.table.take_drained(&mut names, &readers.lines_in_use());
+            if names.is_empty() {
+                break;
+            }
+            state = match batch.is_empty() {
+                true => self.shared.wait(state),
+                false => self.detach(state, batch),
+            };
+        }
+        readers.drains.end();
+        state
     }
 
     /// Removes a process with all its lines, and waits for those in use.
@@ -267,8 +319,9 @@ impl<S: TranslationBackend> MissService<S> {
             #[cfg(feature = "comparison")]
             LookupStore::Flat(flat) => {
                 drop(state);
-                let detached = flat.invalidate(process, ALL_ADDRESSES, |name, entries| {
-                    self.call_detach(name, entries);
+                let readers = &self.shared.readers;
+                let detached = flat.invalidate(readers, process, ALL_ADDRESSES, |name, entries| {
+                    self.call_detach_pages(name, entries);
                 });
                 let mut state = self.shared.lock();
                 state.counters.detached += detached;
@@ -276,7 +329,7 @@ impl<S: TranslationBackend> MissService<S> {
             }
         };
         state.table.processes.end_removal(process);
-        self.shared.notify_waiters();
+        self.shared.notify_waiters(&mut state);
     }
 
     /// Stops the miss thread and detaches all lines. No translation exists any more, except leaked
@@ -284,7 +337,7 @@ impl<S: TranslationBackend> MissService<S> {
     pub(crate) fn shut_down(&self) {
         let mut state = self.shared.lock();
         state.stopping = true;
-        self.shared.notify_miss_thread();
+        self.shared.notify_miss_thread(&mut state);
         let thread = std::mem::replace(&mut state.thread, MissThread::Denied);
         drop(state);
         if let MissThread::Running(thread) = thread
@@ -293,12 +346,12 @@ impl<S: TranslationBackend> MissService<S> {
             tracing::error!("the miss thread panicked");
         }
         let batch = self.shared.lock().table.take_all();
-        for (name, entries) in &batch {
-            self.call_detach(*name, entries);
+        for (name, line) in &batch {
+            self.call_detach(*name, &line.entries);
         }
         #[cfg(feature = "comparison")]
         if let LookupStore::Flat(flat) = &self.shared.store {
-            flat.take_all(|name, entries| self.call_detach(name, entries));
+            flat.take_all(|name, entries| self.call_detach_pages(name, entries));
         }
     }
 }

@@ -3,26 +3,30 @@
 //! The cache and the flat table are read without a lock. Everything else is under one lock, which
 //! no thread holds while it calls the backend or sleeps.
 
-use std::sync::atomic::AtomicU64;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use memferry_sys::affinity::allowed_cores;
+use memferry_sys::clock::now_ns;
 use memferry_sys::pages::page_bytes;
-use memferry_sys::sync::lock;
+use memferry_sys::sync::{lock, spin_hint};
 
 use super::cache::{FillToken, LineCache, LineMiss};
-use super::config::{LookupConfig, TableKind};
-use super::counters::LookupCounters;
+use super::config::{DataPath, LookupConfig, TableKind};
+use super::counters::{ByDataPath, LookupCounters, MissTally};
+use super::entries::SharedLine;
 use super::error::LookupError;
 #[cfg(feature = "comparison")]
 use super::flat::{FLAT_LINE_ENTRIES, FlatTable};
+use super::hazard::HazardCell;
 use super::line::LineKey;
 use super::miss::MissQueue;
-use super::sharded_counter::ShardedHitCounter;
-use super::slot::{AcquireResult, LineSlot};
-use super::table::AttachmentTable;
-use super::translation::Translation;
-use crate::handle::ProcessAddress;
+use super::readers::{ReaderShard, Readers};
+use super::table::{AttachmentTable, word_of};
+use super::translation::{EntrySource, Translation};
+use crate::handle::{ProcessAddress, ProcessHandle};
 
 /// The parts of a lookup that do not depend on its backend.
 #[derive(Debug)]
@@ -31,7 +35,12 @@ pub(crate) struct LookupShared {
     pub(crate) store: LookupStore,
     pub(crate) page_shift: u32,
     pub(crate) line_entries: usize,
-    pub(crate) hits: ShardedHitCounter,
+    line_shift: u32,
+    pub(crate) readers: Readers,
+    /// Whether threads that wait for each other spin first: there are several cores.
+    spins: bool,
+    /// Changes with each event that is posted, for the miss thread that spins.
+    posted: AtomicU64,
     state: Mutex<LookupState>,
     /// Signalled when state that threads wait for has changed under the lock.
     changed: Condvar,
@@ -40,7 +49,6 @@ pub(crate) struct LookupShared {
 }
 
 // There is one for each lookup, and a hit should not follow another pointer.
-#[cfg_attr(feature = "comparison", expect(clippy::large_enum_variant))]
 #[derive(Debug)]
 pub(crate) enum LookupStore {
     Cached(LineCache),
@@ -67,8 +75,15 @@ pub(crate) struct LookupState {
     /// Only with a cache.
     pub(crate) fill_token: Option<FillToken>,
     pub(crate) queue: MissQueue,
-    /// All counters except hits.
+    /// All counters except hits and misses.
     pub(crate) counters: LookupCounters,
+    pub(crate) misses: ByDataPath<MissTally>,
+    /// The number of threads that sleep until the state changes.
+    sleepers: usize,
+    /// The number of changes that waiting threads are told of.
+    pub(crate) changes: u64,
+    /// The miss thread sleeps until there is work.
+    is_thread_asleep: bool,
     pub(crate) fills_at_last_sweep: u64,
     /// Whether the last check found more lines than the high-water mark.
     pub(crate) above_high_water: bool,
@@ -87,15 +102,18 @@ pub(crate) enum MissThread {
 
 pub(crate) type LockedState<'a> = MutexGuard<'a, LookupState>;
 
-/// The line of an address, and the page in it.
+/// An address of a process, whose handle is one word: a hit takes it from register to register.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PagePosition {
-    pub(crate) line: LineKey,
-    pub(crate) page: usize,
+    pub(crate) owner: u64,
+    pub(crate) address: u64,
 }
 
 /// Number of address bits of user space; addresses above are invalid.
 const ADDRESS_BITS: u32 = 57;
+
+/// How long a thread spins before it sleeps: several times what a wake-up costs.
+const SPIN_NS: u64 = 30_000;
 
 impl LookupShared {
     pub(crate) fn new(config: LookupConfig) -> Self {
@@ -107,11 +125,16 @@ impl LookupShared {
             #[cfg(feature = "comparison")]
             TableKind::Flat => (LookupStore::Flat(FlatTable::new()), None, FLAT_LINE_ENTRIES),
         };
+        let line_bytes = (line_entries * page_bytes()) as u64;
         let state = LookupState {
-            table: AttachmentTable::new(store.cache()),
+            table: AttachmentTable::new(store.cache(), line_bytes),
             fill_token,
             queue: MissQueue::new(config.queue_length),
             counters: LookupCounters::default(),
+            misses: ByDataPath::default(),
+            sleepers: 0,
+            changes: 0,
+            is_thread_asleep: false,
             fills_at_last_sweep: 0,
             above_high_water: false,
             sweeping: false,
@@ -123,28 +146,47 @@ impl LookupShared {
             store,
             page_shift: page_bytes().trailing_zeros(),
             line_entries,
-            hits: ShardedHitCounter::new(),
+            line_shift: line_bytes.trailing_zeros(),
+            readers: Readers::new(),
+            spins: allowed_cores().len() > 1,
+            posted: AtomicU64::new(0),
             state: Mutex::new(state),
             changed: Condvar::new(),
             work: Condvar::new(),
         }
     }
 
-    /// The line and page of an address.
+    /// The position of an address.
     #[inline(always)]
     pub(crate) fn position(&self, handle: ProcessAddress) -> Result<PagePosition, LookupError> {
         if handle.address >> ADDRESS_BITS != 0 {
             return Err(LookupError::OutOfRange(handle.address));
         }
-        let page_number = handle.address >> self.page_shift;
-        let page = page_number as usize & (self.line_entries - 1);
-        let address = (page_number - page as u64) << self.page_shift;
-        Ok(PagePosition { line: LineKey { process: handle.process, address }, page })
+        Ok(PagePosition { owner: handle.process.to_word(), address: handle.address })
+    }
+
+    /// The address of the line of a position.
+    #[inline(always)]
+    fn line_address(&self, position: PagePosition) -> u64 {
+        position.address & !((1 << self.line_shift) - 1)
+    }
+
+    /// The page of a position in its line.
+    #[inline(always)]
+    pub(crate) fn page_in_line(&self, position: PagePosition) -> usize {
+        (position.address >> self.page_shift) as usize & (self.line_entries - 1)
+    }
+
+    /// The line of a position.
+    pub(crate) fn line_of(&self, position: PagePosition) -> LineKey {
+        let process = ProcessHandle::from_word(position.owner);
+        let process = process.expect("a position is made of a handle");
+        LineKey { process, address: self.line_address(position) }
     }
 
     /// The memory that a line covers, in bytes.
     pub(crate) fn line_bytes(&self) -> u64 {
-        (self.line_entries as u64) << self.page_shift
+        1 << self.line_shift
     }
 
     /// The range of whole lines that overlap a range.
@@ -157,47 +199,93 @@ impl LookupShared {
         start..end.next_multiple_of(self.line_bytes())
     }
 
-    /// Finds a line in the cache or the flat table, without the lock. The caller creates a
-    /// translation of the acquired slot, whose drop releases it.
+    /// Finds a line in the cache or the flat table, without the lock, and counts the hit. Finds
+    /// nothing for a thread without an empty cell, and for a page without an entry.
     #[inline(always)]
-    pub(crate) fn find(&self, name: LineKey) -> Option<(&LineSlot, &[AtomicU64])> {
+    pub(crate) fn find(&self, position: PagePosition, route: DataPath) -> Option<Translation<'_>> {
+        let shard = self.readers.own()?;
+        let cell = shard.empty_cell()?;
+        let (tag, fence) = ((self.line_address(position), position.owner), self.readers.fence);
         let found = match &self.store {
-            LookupStore::Cached(cache) => match cache.find(name) {
-                Ok(slot) => return Some((cache.slot(slot), cache.entries(slot))),
-                Err(miss) => miss,
-            },
+            LookupStore::Cached(cache) => cache.find(tag, cell, fence).map(|word| {
+                // SAFETY: words are addresses of lines, and the cell keeps this one attached.
+                let line = unsafe { line_of(word) };
+                // SAFETY: as above.
+                unsafe { line.as_ref() }.record_use(cache.tick());
+                EntrySource::Line(line)
+            }),
             #[cfg(feature = "comparison")]
-            LookupStore::Flat(flat) => match flat.find(name) {
-                Ok(found) => return Some(found),
-                Err(miss) => miss,
-            },
+            LookupStore::Flat(flat) => flat.find(tag, cell, fence).map(EntrySource::Flat),
         };
-        if let LineMiss { wake: true } = found {
-            self.wake_waiters();
+        let source = match found {
+            Ok(source) => source,
+            Err(LineMiss { released }) => {
+                if released {
+                    self.wake_drains();
+                }
+                return None;
+            }
+        };
+        // SAFETY: the cell keeps the line attached.
+        let entry = unsafe { source.entry(self.page_in_line(position)) };
+        if entry == 0 {
+            self.release_cell(cell);
+            return None;
         }
-        None
+        shard.count(route);
+        // SAFETY: as above, until the cell is cleared.
+        Some(unsafe { Translation::new(self, (entry, source), Some(cell), position) })
     }
 
-    /// Creates a translation of a line that the table knows to be in the cache. The caller holds
-    /// the lock.
-    pub(crate) fn find_locked(
+    /// Creates a translation of an attached line that accepts users. The caller holds the lock.
+    pub(crate) fn hold(
+        &self,
+        state: &mut LookupState,
+        position: PagePosition,
+    ) -> Option<Translation<'_>> {
+        let line = state.table.line_mut(self.line_of(position))?;
+        let shared = line.usable()?;
+        let source = EntrySource::Line(NonNull::from(&**shared));
+        let entry = shared.entries.entry(self.page_in_line(position));
+        let cell = self.readers.own().and_then(ReaderShard::empty_cell);
+        match cell {
+            Some(cell) => cell.publish_locked(word_of(shared)),
+            None => line.uses += 1,
+        }
+        // SAFETY: the line is attached until the cell is cleared, or the use is not counted any
+        // more.
+        Some(unsafe { Translation::new(self, (entry, source), cell, position) })
+    }
+
+    /// Creates a translation of a line of which the caller has a counted use, and owns the use. The
+    /// caller holds the lock.
+    pub(crate) fn adopt(
         &self,
         state: &LookupState,
         position: PagePosition,
     ) -> Option<Translation<'_>> {
-        let cache = self.store.cache()?;
-        let slot = state.table.line(position.line)?.slot?;
-        match cache.slot(slot).acquire() {
-            AcquireResult::Acquired => {
-                let acquired = (cache.slot(slot), cache.entries(slot));
-                Some(Translation::of_slot(self, acquired, position))
-            }
-            AcquireResult::Mismatch => None,
-            AcquireResult::MismatchAndWake => {
-                self.changed.notify_all();
-                None
-            }
+        let line = state.table.line(self.line_of(position))?.shared()?;
+        let source = EntrySource::Line(NonNull::from(&**line));
+        let entry = line.entries.entry(self.page_in_line(position));
+        // SAFETY: the caller has a counted use.
+        Some(unsafe { Translation::new(self, (entry, source), None, position) })
+    }
+
+    /// Creates a translation of a line that is in the cache. The caller holds the lock: its thread
+    /// has no empty cell, another thread has just filled the line, or the page has no entry.
+    pub(crate) fn find_locked(
+        &self,
+        state: &mut LookupState,
+        position: PagePosition,
+    ) -> Option<Translation<'_>> {
+        let (cache, name) = (self.store.cache()?, self.line_of(position));
+        cache.line_of(name)?;
+        cache.touch(name);
+        let translation = self.hold(state, position)?;
+        if let Some(line) = state.table.line(name).and_then(|line| line.usable()) {
+            line.record_use(cache.tick());
         }
+        Some(translation)
     }
 
     pub(crate) fn lock(&self) -> LockedState<'_> {
@@ -205,51 +293,113 @@ impl LookupShared {
     }
 
     /// Sleeps until the state has changed.
-    pub(crate) fn wait<'a>(&self, state: LockedState<'a>) -> LockedState<'a> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn wait<'a>(&self, mut state: LockedState<'a>) -> LockedState<'a> {
+        state.sleepers += 1;
+        let mut state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        state.sleepers -= 1;
+        state
     }
 
-    /// Sleeps until the miss thread has work.
-    pub(crate) fn wait_for_work<'a>(&self, state: LockedState<'a>) -> LockedState<'a> {
-        self.work.wait(state).unwrap_or_else(PoisonError::into_inner)
+    /// Spins, without the lock, until the condition is true; not for long.
+    pub(crate) fn spin_until(&self, is_true: impl Fn() -> bool) {
+        /// Reading the clock takes as long as some spins.
+        const SPINS_PER_CLOCK: u32 = 16;
+        if !self.spins {
+            return;
+        }
+        let deadline_ns = now_ns() + SPIN_NS;
+        loop {
+            for _ in 0..SPINS_PER_CLOCK {
+                if is_true() {
+                    return;
+                }
+                spin_hint();
+            }
+            if now_ns() > deadline_ns {
+                return;
+            }
+        }
+    }
+
+    /// Waits until the miss thread may have work: spins, then sleeps.
+    pub(crate) fn wait_for_work<'a>(&'a self, state: LockedState<'a>) -> LockedState<'a> {
+        let posted = self.posted.load(Ordering::Relaxed);
+        drop(state);
+        self.spin_until(|| self.posted.load(Ordering::Relaxed) != posted);
+        let mut state = self.lock();
+        if state.queue.is_empty() && !state.stopping {
+            state.is_thread_asleep = true;
+            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.is_thread_asleep = false;
+        }
+        state
     }
 
     /// Wakes all waiting threads. The caller has changed the state under the lock.
-    pub(crate) fn notify_waiters(&self) {
-        self.changed.notify_all();
+    pub(crate) fn notify_waiters(&self, state: &mut LookupState) {
+        state.changes += 1;
+        if state.sleepers > 0 {
+            self.changed.notify_all();
+        }
     }
 
-    pub(crate) fn notify_miss_thread(&self) {
-        self.work.notify_one();
+    /// Tells the miss thread of work.
+    pub(crate) fn notify_miss_thread(&self, state: &mut LookupState) {
+        self.posted.store(self.posted.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        if std::mem::take(&mut state.is_thread_asleep) {
+            self.work.notify_one();
+        }
     }
 
-    /// Wakes the threads that wait for draining slots.
+    /// Ends a use that a cell names.
+    #[inline(always)]
+    pub(crate) fn release_cell(&self, cell: &HazardCell) {
+        cell.clear(self.readers.fence);
+        if self.readers.drains.is_awaited() {
+            self.wake_drains();
+        }
+    }
+
+    /// Wakes the threads that wait until lines are unused.
     #[cold]
-    pub(crate) fn wake_waiters(&self) {
+    pub(crate) fn wake_drains(&self) {
         match &self.store {
-            LookupStore::Cached(_) => {
-                // After this lock, every thread that checked the slot before its release is waiting
-                // on the condition variable.
-                drop(self.lock());
-                self.changed.notify_all();
-            }
+            // With the lock: a thread that saw the use is waiting on the condition variable.
+            LookupStore::Cached(_) => self.notify_waiters(&mut self.lock()),
             #[cfg(feature = "comparison")]
             LookupStore::Flat(flat) => flat.wake(),
         }
     }
 
-    /// As [`LookupShared::end_use`], for callers without the lock.
+    /// Ends a use that is counted.
+    // By words, so that a hit keeps none of them in memory for this call.
     #[cold]
-    pub(crate) fn release_line(&self, name: LineKey) {
-        self.end_use(&mut self.lock(), name);
+    pub(crate) fn release_counted(&self, owner: u64, address: u64) {
+        let name = self.line_of(PagePosition { owner, address });
+        match &self.store {
+            LookupStore::Cached(_) => self.end_use(&mut self.lock(), name),
+            #[cfg(feature = "comparison")]
+            LookupStore::Flat(flat) => flat.end_use(name),
+        }
     }
 
-    /// Releases a use of a line outside of the cache.
+    /// Ends a use that is counted, for the holder of the lock.
     pub(crate) fn end_use(&self, state: &mut LookupState, name: LineKey) {
         let Some(line) = state.table.line_mut(name) else { return };
         line.uses -= 1;
         if line.uses == 0 && line.draining {
-            self.changed.notify_all();
+            self.notify_waiters(state);
         }
     }
+}
+
+/// The line that a word of a slot or a cell names.
+///
+/// # Safety
+/// The word must name a line that is attached.
+#[inline(always)]
+unsafe fn line_of(word: u64) -> NonNull<SharedLine> {
+    let line = std::ptr::with_exposed_provenance_mut::<SharedLine>(word as usize);
+    // SAFETY: the address of a line is not null.
+    unsafe { NonNull::new_unchecked(line) }
 }

@@ -1,117 +1,155 @@
 //! A found translation, which keeps its line attached.
 
-use std::sync::Arc;
+use std::ptr::NonNull;
+#[cfg(feature = "comparison")]
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::entries::SharedLine;
+#[cfg(feature = "comparison")]
+use super::entries::consecutive;
 use super::error::LookupError;
+use super::hazard::HazardCell;
 use super::line::LineKey;
 use super::shared::{LookupShared, PagePosition};
-use super::slot::LineSlot;
 
 /// The translation of one page, with those of the following pages of its line. Until it is dropped,
-/// the line stays attached, and stays in the cache if it was found there.
+/// the line stays attached; it may leave the cache before.
+// Of few words, all of one size: a hit keeps them in registers.
 pub struct Translation<'a> {
-    hold: TranslationHold<'a>,
+    /// The entry of the requested page.
+    entry: u64,
+    source: EntrySource,
+    /// What keeps the line attached: a cell that names it, or a use that is counted under the lock.
+    cell: Option<&'a HazardCell>,
     shared: &'a LookupShared,
     position: PagePosition,
 }
 
-enum TranslationHold<'a> {
-    Slot {
-        slot: &'a LineSlot,
-        entries: &'a [AtomicU64],
-    },
-    /// The line was evicted, or had no free slot, before its use began. The table counts the use.
-    Table(Arc<[u64]>),
+/// Where the entries are.
+#[derive(Clone, Copy)]
+pub(crate) enum EntrySource {
+    /// A line that is kept attached.
+    Line(NonNull<SharedLine>),
+    /// The first entry of the line in the flat table, whose entries are allocated as long as the
+    /// lookup.
+    #[cfg(feature = "comparison")]
+    Flat(NonNull<AtomicU64>),
 }
 
-impl<'a> Translation<'a> {
+impl EntrySource {
+    /// The entry of a page.
+    ///
+    /// # Safety
+    /// The line must be attached, and have the page.
     #[inline(always)]
-    pub(crate) fn of_slot(
-        shared: &'a LookupShared,
-        (slot, entries): (&'a LineSlot, &'a [AtomicU64]),
-        position: PagePosition,
-    ) -> Self {
-        Self { hold: TranslationHold::Slot { slot, entries }, shared, position }
-    }
-
-    /// Creates a translation of a slot that the caller has acquired. Fails if the page has no
-    /// entry.
-    #[inline(always)]
-    pub(crate) fn of_hit(
-        shared: &'a LookupShared,
-        acquired: (&'a LineSlot, &'a [AtomicU64]),
-        position: PagePosition,
-    ) -> Result<Self, LookupError> {
-        if acquired.1[position.page].load(Ordering::Relaxed) == 0 {
-            return Self::of_slot(shared, acquired, position).checked();
+    pub(crate) unsafe fn entry(self, page: usize) -> u64 {
+        match self {
+            // SAFETY: the caller guarantees it.
+            Self::Line(line) => unsafe { line.as_ref() }.entries.entry(page),
+            // SAFETY: the caller guarantees it. Relaxed: the entries do not change while the line
+            // is attached.
+            #[cfg(feature = "comparison")]
+            Self::Flat(entries) => unsafe { entries.add(page).as_ref() }.load(Ordering::Relaxed),
         }
-        Ok(Self::of_slot(shared, acquired, position))
     }
+}
 
-    pub(crate) fn of_table(
+// SAFETY: the entries of an attached line do not change, and any thread may clear the cell that
+// keeps it attached.
+unsafe impl Send for Translation<'_> {}
+// SAFETY: as above; a shared reference only reads entries.
+unsafe impl Sync for Translation<'_> {}
+
+impl<'a> Translation<'a> {
+    /// Creates a translation of a line that a cell names, or of which the caller has a counted use.
+    ///
+    /// # Safety
+    /// `entry` must be that of the page, and the line attached until the cell is cleared or the use
+    /// ends.
+    #[inline(always)]
+    pub(crate) unsafe fn new(
         shared: &'a LookupShared,
-        entries: Arc<[u64]>,
+        (entry, source): (u64, EntrySource),
+        cell: Option<&'a HazardCell>,
         position: PagePosition,
     ) -> Self {
-        Self { hold: TranslationHold::Table(entries), shared, position }
+        Self { entry, source, cell, shared, position }
     }
 
     /// Returns the translation if the page has an entry.
-    #[cold]
     pub(crate) fn checked(self) -> Result<Self, LookupError> {
-        if self.entry() == 0 { Err(LookupError::NoMemory(self.address())) } else { Ok(self) }
+        if self.entry == 0 { Err(LookupError::NoMemory(self.address())) } else { Ok(self) }
     }
 
     /// The entry of the requested page; never 0.
-    #[inline]
+    #[inline(always)]
     pub fn entry(&self) -> u64 {
-        self.at(self.position.page)
+        self.entry
     }
 
     /// The entry of the page `pages` after the requested one: 0 if it has no memory, `None` after
     /// the end of the line.
     #[inline]
     pub fn page(&self, pages: usize) -> Option<u64> {
-        let page = self.position.page.checked_add(pages)?;
+        let page = self.page_number().checked_add(pages)?;
         (page < self.shared.line_entries).then(|| self.at(page))
+    }
+
+    /// The number of pages, from the requested one, whose entries differ by `step`, up to the end of
+    /// the line and at most `max`. Does not walk lines that were attached as a
+    /// [run](super::LineRun).
+    #[inline]
+    pub fn run_length(&self, step: u64, max: usize) -> usize {
+        let page = self.page_number();
+        let max = max.min(self.pages_left());
+        match self.source {
+            // SAFETY: the line is attached until the drop.
+            EntrySource::Line(line) => unsafe { line.as_ref() }.entries.run_length(page, step, max),
+            #[cfg(feature = "comparison")]
+            EntrySource::Flat(_) => consecutive(|page| self.at(page), page, step, max),
+        }
+    }
+
+    /// The number of pages from the requested one to the end of the line.
+    #[inline]
+    pub fn pages_left(&self) -> usize {
+        self.shared.line_entries - self.page_number()
     }
 
     /// The entries from the requested page to the end of the line; 0 if a page has no memory.
     pub fn remaining(&self) -> impl ExactSizeIterator<Item = u64> + '_ {
-        (self.position.page..self.shared.line_entries).map(|page| self.at(page))
+        (self.page_number()..self.shared.line_entries).map(|page| self.at(page))
     }
 
     /// The address of the requested page.
     pub fn address(&self) -> u64 {
-        self.position.line.address + ((self.position.page as u64) << self.shared.page_shift)
+        self.position.address >> self.shared.page_shift << self.shared.page_shift
     }
 
     /// The line of the page.
     pub fn line(&self) -> LineKey {
-        self.position.line
+        self.shared.line_of(self.position)
+    }
+
+    #[inline]
+    fn page_number(&self) -> usize {
+        self.shared.page_in_line(self.position)
     }
 
     #[inline]
     fn at(&self, page: usize) -> u64 {
-        match &self.hold {
-            // Relaxed: the slot was acquired, and its entries do not change until it is released.
-            TranslationHold::Slot { entries, .. } => entries[page].load(Ordering::Relaxed),
-            TranslationHold::Table(entries) => entries[page],
-        }
+        debug_assert!(page < self.shared.line_entries);
+        // SAFETY: the line is attached until the drop, and callers check the page.
+        unsafe { self.source.entry(page) }
     }
 }
 
 impl Drop for Translation<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        match &self.hold {
-            TranslationHold::Slot { slot, .. } => {
-                if slot.release() {
-                    self.shared.wake_waiters();
-                }
-            }
-            TranslationHold::Table(_) => self.shared.release_line(self.position.line),
+        match self.cell {
+            Some(cell) => self.shared.release_cell(cell),
+            None => self.shared.release_counted(self.position.owner, self.position.address),
         }
     }
 }
@@ -121,7 +159,6 @@ impl std::fmt::Debug for Translation<'_> {
         f.debug_struct("Translation")
             .field("address", &self.address())
             .field("entry", &self.entry())
-            .field("cached", &matches!(self.hold, TranslationHold::Slot { .. }))
             .finish_non_exhaustive()
     }
 }

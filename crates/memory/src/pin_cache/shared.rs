@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use memferry_sys::clock;
 use memferry_sys::fork::OwnerProcess;
+use memferry_sys::stats::{Block, kinds::PinCounters};
 use memferry_sys::sync::atomic::{AtomicU64, Ordering};
 use memferry_sys::sync::{Mutex, lock};
 use memferry_sys::userfault::{MappingEvent, Userfault};
@@ -23,6 +24,8 @@ pub(super) struct PinCacheShared {
     pub(super) pinner: Arc<dyn Pinner>,
     state: Mutex<PinCacheState>,
     bytes_pinned: AtomicU64,
+    /// What `memferry top` shows. Written with the lock held.
+    shown: Block<PinCounters>,
     owner: OwnerProcess,
 }
 
@@ -42,8 +45,10 @@ pub(super) struct MappingMonitor {
 
 impl PinCacheShared {
     pub(super) fn new(pinner: Arc<dyn Pinner>, limits: PinCacheLimits) -> Self {
+        let shown = Block::open(0, pinner.name());
         Self {
             pinner,
+            shown,
             state: Mutex::new(PinCacheState {
                 index: PinIndex::new(limits),
                 spare: empty_event_list(),
@@ -86,6 +91,7 @@ impl PinCacheShared {
                     monitor.userfault.unregister(part.start(), part.bytes());
                 }
             }
+            self.show(&state.index);
             result
         };
         // If the pinner panics for one entry, the others are unpinned all the same.
@@ -98,6 +104,19 @@ impl PinCacheShared {
             resume_unwind(panic);
         }
         result
+    }
+
+    /// Stores the statistics for `memferry top`. Called with the lock held.
+    fn show(&self, index: &PinIndex) {
+        let statistics = index.statistics(self.bytes_pinned.load(Ordering::Relaxed));
+        self.shown.hits.set(statistics.hits);
+        self.shown.misses.set(statistics.misses);
+        self.shown.merges.set(statistics.merges);
+        self.shown.evictions.set(statistics.evictions);
+        self.shown.invalidations.set(statistics.invalidations);
+        self.shown.uncached.set(statistics.uncached);
+        self.shown.bytes_pinned.set(statistics.bytes_pinned);
+        self.shown.entries.set(statistics.entries);
     }
 
     /// Pins a range and counts its bytes.

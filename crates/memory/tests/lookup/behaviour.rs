@@ -4,7 +4,8 @@ use std::io::ErrorKind;
 
 use memferry_memory::handle::{ProcessAddress, ProcessHandle};
 use memferry_memory::lookup::{
-    AttachError, DataPath, LookupConfig, LookupError, MissPolicy, TableKind, TooManyProcesses,
+    AttachError, DataPath, LineKey, LineRun, LookupConfig, LookupError, MissPolicy, TableKind,
+    TooManyProcesses, TranslationBackend,
 };
 
 use crate::support::{config, lookup, page, page_bytes, truth};
@@ -65,35 +66,105 @@ fn an_evicted_line_stays_attached() {
 }
 
 #[test]
-fn a_line_in_use_is_passed_over_by_evictions() {
-    let (lookup, _) = lookup(config(2, 1, 2));
+fn a_line_in_use_may_leave_the_cache_and_stays_attached() {
+    let settings = LookupConfig { high_water_lines: 1, sweep_every: 1, ..config(2, 1, 2) };
+    let (lookup, source) = lookup(settings);
     let process = lookup.add_process().unwrap();
-    let held = lookup.translate(page(process, 0), SEND).unwrap();
-    for number in 1..4 {
-        lookup.translate(page(process, number), SEND).unwrap();
-    }
-    assert_eq!(held.entry(), truth(process, 0));
-    drop(held);
-    let names = lookup.cached_lines();
-    let mut cached: Vec<_> = names.iter().map(|name| name.address / page_bytes()).collect();
-    cached.sort_unstable();
-    assert_eq!(cached, [0, 3]);
-}
-
-#[test]
-fn with_all_ways_in_use_a_line_is_used_from_the_table() {
-    let (lookup, source) = lookup(config(2, 1, 2));
-    let process = lookup.add_process().unwrap();
+    // More than a thread has cells for, so that some uses are counted in the table.
     let held: Vec<_> =
-        (0..5).map(|number| lookup.translate(page(process, number), SEND).unwrap()).collect();
+        (0..100).map(|number| lookup.translate(page(process, number), SEND).unwrap()).collect();
+    assert_eq!(lookup.cached_lines().len(), 2);
     for (number, translation) in held.iter().enumerate() {
         assert_eq!(translation.entry(), truth(process, number as u64 * page_bytes()));
         assert!(source.is_attached(translation.line()));
     }
-    assert_eq!((lookup.counters().uncached, lookup.counters().evictions), (3, 0));
+    assert_eq!((lookup.counters().evictions, lookup.counters().detached), (98, 0));
     drop(held);
-    lookup.translate(page(process, 4), SEND).unwrap();
-    assert_eq!((lookup.counters().uncached, lookup.counters().evictions), (3, 1));
+    lookup.translate(page(process, 100), SEND).unwrap();
+    assert_eq!(source.attached(), 2, "unused lines outside of the cache are swept");
+}
+
+#[test]
+fn a_translation_may_be_released_by_another_thread() {
+    let (lookup, source) = lookup(config(2, 1, 2));
+    let process = lookup.add_process().unwrap();
+    for number in 0..100 {
+        let held = lookup.translate(page(process, number), SEND).unwrap();
+        std::thread::scope(|scope| scope.spawn(|| drop(held)).join().unwrap());
+    }
+    lookup.invalidate(process, 0, u64::MAX);
+    assert_eq!(source.attached(), 0);
+}
+
+#[test]
+fn more_threads_than_have_cells_find_lines_too() {
+    for settings in [config(64, 8, 2), LookupConfig::flat()] {
+        let (lookup, source) = lookup(settings);
+        let process = lookup.add_process().unwrap();
+        lookup.preload(process, 0, 64 * page_bytes()).unwrap();
+        // Held by one thread: after its cells, uses are counted.
+        let held: Vec<_> =
+            (0..60).map(|_| lookup.translate(page(process, 3), SEND).unwrap()).collect();
+        assert!(held.iter().all(|held| held.entry() == truth(process, 3 * page_bytes())));
+        let found = lookup.find(page(process, 3), SEND).unwrap().unwrap();
+        assert_eq!(found.entry(), truth(process, 3 * page_bytes()));
+        drop(found);
+        std::thread::scope(|scope| {
+            let forgetter = scope.spawn(|| lookup.invalidate(process, 0, 64 * page_bytes()));
+            while lookup.find(page(process, 3), SEND).unwrap().is_some() {}
+            assert!(!forgetter.is_finished());
+            assert!(source.attached() > 0, "detached while in use");
+            drop(held);
+            forgetter.join().unwrap();
+        });
+        assert_eq!(source.attached(), 0);
+        let counters = lookup.counters();
+        let lookups = counters.hits.send + counters.misses.send.total() + counters.retries;
+        assert!(lookups >= 62, "{counters:?}");
+    }
+}
+
+/// A backend whose lines are runs without a first page.
+struct Runs(std::sync::Mutex<Vec<LineKey>>);
+
+impl TranslationBackend for Runs {
+    fn attach_run(&self, line: LineKey, pages: usize) -> Result<Option<LineRun>, AttachError> {
+        self.0.lock().unwrap().push(line);
+        let first = line.address + page_bytes() + 1;
+        Ok(Some(LineRun { first, step: page_bytes(), pages: 1..pages }))
+    }
+
+    fn attach(&self, _: LineKey, _: &mut [u64]) -> Result<(), AttachError> {
+        panic!("the run was attached");
+    }
+
+    fn detach(&self, _: LineKey, _: &[u64]) {
+        panic!("a run is detached as a run");
+    }
+
+    fn detach_run(&self, line: LineKey, run: &LineRun) {
+        assert_eq!(run.first, line.address + page_bytes() + 1);
+        self.0.lock().unwrap().retain(|other| *other != line);
+    }
+}
+
+#[test]
+fn a_run_is_attached_as_a_whole_and_found_by_page() {
+    let source = std::sync::Arc::new(Runs(std::sync::Mutex::default()));
+    let lookup =
+        memferry_memory::lookup::Lookup::new(config(1 << 16, 1 << 13, 2), source.clone()).unwrap();
+    let process = lookup.add_process().unwrap();
+    let found = lookup.translate(page(process, 77), SEND).unwrap();
+    assert_eq!(found.entry(), 77 * page_bytes() + 1);
+    assert_eq!(found.page(1), Some(78 * page_bytes() + 1));
+    assert_eq!(found.run_length(page_bytes(), usize::MAX), (1 << 13) - 77);
+    assert_eq!(found.run_length(page_bytes(), 9), 9);
+    drop(found);
+    let missing = lookup.translate(page(process, 0), SEND).unwrap_err();
+    assert_eq!(missing, LookupError::NoMemory(0));
+    assert!(lookup.footprint().table < 8 << 13, "no word for each page");
+    lookup.invalidate(process, 0, 1);
+    assert!(source.0.lock().unwrap().is_empty());
 }
 
 #[test]
@@ -231,18 +302,20 @@ fn a_refusal_waits_for_the_request_that_comes_again() {
 }
 
 #[test]
-fn a_requested_line_arrives_by_itself() {
+fn a_requested_line_is_attached_by_itself_and_counts_when_it_is_needed() {
     let (lookup, source) = lookup(config(64, 8, 2));
     let process = lookup.add_process().unwrap();
     lookup.prefetch(page(process, 1), DataPath::Receive);
-    while lookup.cached_lines().is_empty() {
+    while source.attached() == 0 || lookup.counters().attached == 0 {
         std::thread::yield_now();
     }
-    assert!(lookup.find(page(process, 1), DataPath::Receive).unwrap().is_some());
+    assert_eq!(lookup.counters().misses.receive.total(), 0);
+    let found = lookup.find_or_prefetch(page(process, 1), DataPath::Receive).unwrap();
+    assert_eq!(found.entry(), truth(process, page_bytes()));
     lookup.prefetch(page(process, 1), DataPath::Receive);
     let counters = lookup.counters();
-    assert_eq!((counters.prefetches.receive, counters.misses.receive.total()), (1, 0));
-    assert_eq!(source.attaches(), 1);
+    assert_eq!((counters.prefetches.receive, counters.misses.receive.cold), (1, 1));
+    assert_eq!((counters.fills, source.attaches()), (1, 1));
 }
 
 #[test]

@@ -288,7 +288,7 @@ fn requests_beyond_the_queue_are_dropped_and_counted() {
     }
     assert_eq!(lookup.counters().dropped, 2);
     gate.open();
-    while lookup.cached_lines().len() < 3 {
+    while lookup.counters().attached < 3 {
         std::thread::yield_now();
     }
     assert_eq!(gate.attaches.load(Ordering::SeqCst), 3);

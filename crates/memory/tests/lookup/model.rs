@@ -14,8 +14,6 @@ use crate::support::{Truth, lookup, page, page_bytes, truth};
 struct Model {
     geometry: Geometry,
     sets: Vec<Vec<LineKey>>,
-    /// The number of uses through the cache.
-    held: Vec<LineKey>,
     seen: HashSet<LineKey>,
     /// The contents of a fully associative cache of the same size.
     one_set: Vec<LineKey>,
@@ -24,8 +22,6 @@ struct Model {
 /// The effect of an access.
 struct Expected {
     hit: bool,
-    /// Whether the line is in the cache afterwards.
-    cached: bool,
     cold: bool,
     /// Whether the fully associative cache had the line.
     one_set_hit: bool,
@@ -34,7 +30,7 @@ struct Expected {
 impl Model {
     fn new(geometry: Geometry) -> Self {
         let sets = vec![Vec::new(); geometry.sets()];
-        Self { geometry, sets, held: Vec::new(), seen: HashSet::new(), one_set: Vec::new() }
+        Self { geometry, sets, seen: HashSet::new(), one_set: Vec::new() }
     }
 
     fn line_of(&self, process: ProcessHandle, page: u64) -> LineKey {
@@ -47,23 +43,17 @@ impl Model {
         let set = &mut self.sets[number as usize % self.geometry.sets()];
         let hit = set.contains(&name);
         set.retain(|&other| other != name);
-        let mut cached = true;
         if set.len() == self.geometry.ways() {
-            match set.iter().position(|line| !self.held.contains(line)) {
-                Some(victim) => drop(set.remove(victim)),
-                None => cached = false,
-            }
+            set.remove(0);
         }
-        if cached {
-            set.push(name);
-        }
+        set.push(name);
         let one_set_hit = self.one_set.contains(&name);
         self.one_set.retain(|&other| other != name);
         if self.one_set.len() == self.geometry.lines() {
             self.one_set.remove(0);
         }
         self.one_set.push(name);
-        Expected { hit, cached, cold: self.seen.insert(name), one_set_hit }
+        Expected { hit, cold: self.seen.insert(name), one_set_hit }
     }
 
     fn invalidate(&mut self, gone: impl Fn(&LineKey) -> bool) {
@@ -137,7 +127,6 @@ proptest! {
             if let Step::Invalidate { .. } | Step::Replace { .. } | Step::Release = step {
                 // A thread that invalidates must not hold a translation.
                 kept.clear();
-                model.held.clear();
             }
             match step {
                 Step::Access { process, page: number, keep } => {
@@ -154,7 +143,6 @@ proptest! {
                     prop_assert_eq!(cold, u64::from(expected.cold));
                     if keep {
                         kept.push(translation);
-                        model.held.extend(expected.cached.then_some(name));
                     }
                 }
                 Step::Invalidate { process, page: number, pages } => {
@@ -179,6 +167,11 @@ proptest! {
             prop_assert_eq!(lookup.cached_lines().into_iter().collect::<BTreeSet<_>>(), model.cached());
             for line in lookup.cached_lines() {
                 prop_assert!(source.is_attached(line));
+            }
+            // Kept translations keep their lines attached, whether or not these are cached.
+            for held in &kept {
+                prop_assert!(source.is_attached(held.line()));
+                prop_assert_eq!(held.entry(), truth(held.line().process, held.address()));
             }
             let counters = lookup.counters();
             prop_assert_eq!((counters.attached - counters.detached) as usize, source.attached());

@@ -1,16 +1,16 @@
 //! Readers of the line cache, with concurrent fills and evictions.
 
-use std::sync::atomic::Ordering;
-
 use loom::sync::Arc;
 use loom::thread;
 use memferry_memory::handle::ProcessHandle;
-use memferry_memory::lookup::cache::{FillToken, LineCache};
+use memferry_memory::lookup::cache::{FillToken, LineCache, tag_of};
+use memferry_memory::lookup::hazard::HazardCell;
 use memferry_memory::lookup::{Geometry, LineKey};
+use memferry_sys::fence::AsymmetricFence;
 
 use crate::model;
 
-/// A cache of one line of two entries, so that all operations use one slot.
+/// A cache of one line, so that all operations use one slot.
 pub(crate) fn one_slot() -> (Arc<LineCache>, FillToken) {
     let (cache, filler) = LineCache::new(Geometry::new(2, 2, 1).unwrap());
     (Arc::new(cache), filler)
@@ -23,25 +23,29 @@ pub(crate) fn line(process: u16, number: u64) -> LineKey {
     LineKey { process, address: number * line_bytes }
 }
 
-/// The entries of a line, different for every line.
-pub(crate) fn entries(name: LineKey) -> [u64; 2] {
-    let first = name.address << 16 | u64::from(name.process.number()) << 4;
-    [first + 1, first + 2]
+/// The word of a line, different for every line.
+pub(crate) fn word(name: LineKey) -> u64 {
+    name.address << 16 | u64::from(name.process.number()) << 4 | 1
 }
 
-fn fill(cache: &LineCache, filler: &mut FillToken, name: LineKey) -> bool {
-    cache.fill(filler, name, &entries(name)).is_some()
+fn fill(cache: &LineCache, filler: &mut FillToken, name: LineKey) {
+    cache.fill(filler, name, word(name));
 }
 
-/// Looks up a line and, if it is cached, checks its entries. Returns whether it is cached.
+/// Looks up a line with a new cell and, if it is cached, checks its word. Returns whether it is
+/// cached.
 fn read(cache: &LineCache, name: LineKey) -> bool {
-    let Ok(slot) = cache.find(name) else { return false };
-    for _ in 0..2 {
-        let found = cache.entries(slot).iter().map(|entry| entry.load(Ordering::Relaxed));
-        assert!(found.eq(entries(name)), "entries of another line");
+    let (cell, fence) = (HazardCell::new(), AsymmetricFence::new());
+    let found = cache.find(tag_of(name), &cell, fence);
+    match found {
+        Ok(found) => {
+            assert_eq!(found, word(name), "another line");
+            assert_eq!(cell.get(), found, "its use is published");
+            cell.clear(fence);
+        }
+        Err(_) => assert!(cell.is_empty(), "a miss leaves nothing in use"),
     }
-    assert!(!cache.slot(slot).release(), "nobody waits");
-    true
+    found.is_ok()
 }
 
 #[test]
@@ -53,7 +57,7 @@ fn a_reader_beside_a_fill_sees_all_of_the_line_or_nothing() {
             let cache = cache.clone();
             thread::spawn(move || read(&cache, name))
         };
-        assert!(fill(&cache, &mut filler, name), "nobody holds an empty slot");
+        fill(&cache, &mut filler, name);
         reader.join().unwrap();
         assert!(read(&cache, name));
     });
@@ -68,11 +72,9 @@ fn a_reader_beside_an_eviction_never_sees_another_line() {
             let cache = cache.clone();
             thread::spawn(move || (read(&cache, line(1, 1)), read(&cache, line(2, 3))))
         };
-        // The fill fails if the line is in use.
-        let filled = fill(&cache, &mut filler, line(2, 3));
-        let (_, new) = reader.join().unwrap();
-        assert!(filled || !new);
-        assert_eq!((read(&cache, line(1, 1)), read(&cache, line(2, 3))), (!filled, filled));
+        fill(&cache, &mut filler, line(2, 3));
+        reader.join().unwrap();
+        assert_eq!((read(&cache, line(1, 1)), read(&cache, line(2, 3))), (false, true));
     });
 }
 
@@ -103,10 +105,10 @@ fn a_line_that_comes_back_is_the_same_line() {
             let cache = cache.clone();
             thread::spawn(move || read(&cache, line(1, 1)))
         };
-        if fill(&cache, &mut filler, line(2, 2)) {
-            fill(&cache, &mut filler, line(1, 1));
-        }
+        fill(&cache, &mut filler, line(2, 2));
+        fill(&cache, &mut filler, line(1, 1));
         reader.join().unwrap();
+        assert!(read(&cache, line(1, 1)));
     });
 }
 
@@ -121,33 +123,11 @@ fn two_readers_and_an_evictor_agree() {
                 thread::spawn(move || read(&cache, name))
             })
             .into();
-        let filled = fill(&cache, &mut filler, line(2, 2));
+        fill(&cache, &mut filler, line(2, 2));
         for reader in readers {
             reader.join().unwrap();
         }
-        // A lookup that missed has left no reference.
-        assert!(filled || fill(&cache, &mut filler, line(2, 2)));
         assert!(read(&cache, line(2, 2)));
-    });
-}
-
-#[test]
-fn a_held_line_is_passed_over_until_it_is_released() {
-    model(4, || {
-        let (cache, mut filler) = one_slot();
-        fill(&cache, &mut filler, line(1, 1));
-        let slot = cache.find(line(1, 1)).unwrap();
-        let holder = {
-            let cache = cache.clone();
-            thread::spawn(move || {
-                let first = cache.entries(slot)[0].load(Ordering::Relaxed);
-                assert_eq!(first, entries(line(1, 1))[0]);
-                assert!(!cache.slot(slot).release());
-            })
-        };
-        let filled = fill(&cache, &mut filler, line(2, 2));
-        holder.join().unwrap();
-        assert!(filled || fill(&cache, &mut filler, line(2, 2)));
     });
 }
 
@@ -156,20 +136,20 @@ fn readers_of_one_set_leave_an_order_of_all_ways() {
     model(3, || {
         let (cache, mut filler) = LineCache::new(Geometry::new(2, 1, 2).unwrap());
         let cache = Arc::new(cache);
-        let name = |number| LineKey { address: number << 20, ..line(1, 0) };
+        let name = |number: u64| LineKey { address: number << 20, ..line(1, 0) };
         for number in [1, 2] {
-            assert!(cache.fill(&mut filler, name(number), &[number]).is_some());
+            fill(&cache, &mut filler, name(number));
         }
         let reader = {
             let cache = cache.clone();
-            thread::spawn(move || cache.slot(cache.find(name(1)).unwrap()).release())
+            thread::spawn(move || assert!(read(&cache, name(1))))
         };
-        assert!(!cache.slot(cache.find(name(2)).unwrap()).release());
-        assert!(!reader.join().unwrap());
+        assert!(read(&cache, name(2)));
+        reader.join().unwrap();
         // Both lines can still be replaced, one after the other.
         let mut victims = [3, 4].map(|number| {
-            let filled = cache.fill(&mut filler, name(number), &[number]).unwrap();
-            filled.victim.unwrap().0.address >> 20
+            let victim = cache.fill(&mut filler, name(number), word(name(number)));
+            victim.unwrap().0.address >> 20
         });
         victims.sort_unstable();
         assert_eq!(victims, [1, 2]);
