@@ -12,6 +12,8 @@ pub struct CpuInfo {
     pub model: String,
     /// 64-byte direct stores.
     pub movdir64b: bool,
+    /// Submission of 64 bytes to the shared queue of a device.
+    pub enqcmd: bool,
     /// 512-bit vectors.
     pub avx512: bool,
     /// 256-bit vectors.
@@ -29,7 +31,8 @@ pub fn info() -> &'static CpuInfo {
     static INFO: OnceLock<CpuInfo> = OnceLock::new();
     INFO.get_or_init(|| CpuInfo {
         model: model(),
-        movdir64b: has_movdir64b(),
+        movdir64b: has_leaf_7_bit(28),
+        enqcmd: has_leaf_7_bit(29),
         avx512: has_avx512(),
         avx2: has_avx2(),
         l1_bytes: cache_bytes(1).unwrap_or(32 << 10),
@@ -45,14 +48,14 @@ fn model() -> String {
         .map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
 }
 
+/// Whether a bit of leaf 7, register ecx, is set.
 #[cfg(target_arch = "x86_64")]
-fn has_movdir64b() -> bool {
+fn has_leaf_7_bit(bit: u32) -> bool {
     use std::arch::x86_64::{__cpuid, __cpuid_count};
-    const MOVDIR64B: u32 = 1 << 28;
     // SAFETY: every x86-64 processor has cpuid, and leaf 7 is read only where it exists.
     #[allow(unused_unsafe)]
     unsafe {
-        __cpuid(0).eax >= 7 && __cpuid_count(7, 0).ecx & MOVDIR64B != 0
+        __cpuid(0).eax >= 7 && __cpuid_count(7, 0).ecx & (1 << bit) != 0
     }
 }
 
@@ -67,7 +70,7 @@ fn has_avx2() -> bool {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn has_movdir64b() -> bool {
+fn has_leaf_7_bit(_bit: u32) -> bool {
     false
 }
 

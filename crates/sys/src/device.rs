@@ -91,6 +91,11 @@ pub trait DmaDevice: Send + Sync + Debug {
     /// Whether consecutive pages of a mapping have consecutive IOVAs, as behind an IOMMU.
     fn is_contiguous(&self) -> bool;
 
+    /// The size of the registers in bytes: accesses beyond it panic.
+    fn register_bytes(&self) -> usize {
+        usize::MAX
+    }
+
     /// Stops all activity of the device and resets it to its power-on state. Mappings remain.
     fn reset(&self) -> io::Result<()>;
 

@@ -37,6 +37,14 @@ impl AsymmetricFence {
         }
     }
 
+    /// Returns whether the light end is cheaper than a full fence.
+    pub fn is_asymmetric(self) -> bool {
+        #[cfg(not(loom))]
+        return self.expedited;
+        #[cfg(loom)]
+        true
+    }
+
     /// The cheap end, for the frequent side.
     #[inline]
     pub fn light(self) {
@@ -63,8 +71,54 @@ impl AsymmetricFence {
     }
 }
 
+impl AsymmetricFence {
+    /// As [`AsymmetricFence::heavy`], for callers that cannot poll again: where the kernel refuses the
+    /// barrier, this thread runs on every core once, which takes milliseconds.
+    pub fn heavy_always(self) {
+        if !self.heavy() {
+            barrier_by_migration();
+        }
+    }
+}
+
 impl Default for AsymmetricFence {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+/// A barrier on all cores that run this process, for a process that was forbidden `membarrier` after
+/// it was registered: this thread runs on each core once, so that any other thread there was
+/// switched out.
+#[cfg(not(loom))]
+#[cold]
+fn barrier_by_migration() {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+    let Ok(own) = sched_getaffinity(None) else { std::process::abort() };
+    let mut visited = 0;
+    for core in 0..CpuSet::MAX_CPU {
+        let mut only = CpuSet::new();
+        only.set(core);
+        // Cores that this process may not use are refused; no thread of it runs there.
+        visited += usize::from(sched_setaffinity(None, &only).is_ok());
+    }
+    // Without any barrier, the other side may be missed, and its memory freed while it is in use.
+    if visited == 0 || sched_setaffinity(None, &own).is_err() {
+        std::process::abort();
+    }
+}
+
+#[cfg(loom)]
+fn barrier_by_migration() {}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_without_membarrier_has_another_barrier_and_keeps_its_cores() {
+        let cores = crate::affinity::allowed_cores();
+        barrier_by_migration();
+        assert_eq!(crate::affinity::allowed_cores(), cores);
     }
 }

@@ -13,6 +13,7 @@ const NO_HANDLER: u64 = 0;
 
 extern "C" fn child_handler() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
+    crate::stats::after_fork();
     for slot in &CLOSE_ON_FORK {
         let descriptor = slot.swap(FREE, Ordering::AcqRel);
         if descriptor != FREE {
@@ -28,7 +29,7 @@ extern "C" fn child_handler() {
 fn install_handler() -> OwnerProcess {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
-        // SAFETY: the handler uses atomics and `close`, both async-signal-safe, and a function
+        // SAFETY: the handler uses atomics and system calls, which are async-signal-safe, and a function
         // pointer is valid for the life of the process.
         let _ = unsafe { libc::pthread_atfork(None, None, Some(child_handler)) };
         GENERATION.store(NO_HANDLER + 1, Ordering::Relaxed);

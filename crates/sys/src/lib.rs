@@ -5,6 +5,8 @@
 //! are read once, it has no state.
 
 pub mod affinity;
+pub mod biased_mutex;
+pub mod call_profile;
 pub mod clock;
 pub mod contention;
 pub mod copy;
@@ -22,17 +24,23 @@ pub mod file_lock;
 pub mod file_size;
 pub mod fork;
 pub mod futex;
+#[cfg(not(loom))]
+pub mod idxd;
 pub mod open_files;
 pub mod pages;
 pub mod peer_process;
+pub mod portal;
+pub mod probes;
 pub mod registered_buffers;
 pub mod residency;
 pub mod seqpacket;
 pub mod settings;
 pub mod shared_memory;
+pub mod stats;
 pub mod sync;
 pub mod thread;
 pub mod throttle;
+pub mod topology;
 pub mod user;
 pub mod userfault;
 #[cfg(not(loom))]

@@ -32,6 +32,21 @@ pub fn can_populate() -> bool {
     populate_read(page, page_bytes()).is_ok()
 }
 
+/// Whether the process may read a page, or write to it, as `/proc/self/maps` says; false if that cannot
+/// be read. Pages of devices and of the kernel permit accesses and cannot be populated.
+pub fn permits(address: usize, is_write: bool) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    maps.lines().any(|line| {
+        let mut fields = line.split([' ', '-']);
+        let mut bound = || usize::from_str_radix(fields.next()?, 16).ok();
+        let (Some(start), Some(end)) = (bound(), bound()) else { return false };
+        let rights = fields.next().unwrap_or_default().as_bytes();
+        let right =
+            if is_write { rights.get(1) == Some(&b'w') } else { rights.first() == Some(&b'r') };
+        (start..end).contains(&address) && right
+    })
+}
+
 fn advise(address: usize, length: usize, advice: libc::c_int) -> io::Result<()> {
     // SAFETY: populating changes no byte of any mapping; unmapped memory is an error.
     let advise = || unsafe { libc::madvise(address as *mut libc::c_void, length, advice) };

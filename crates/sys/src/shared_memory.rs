@@ -230,6 +230,14 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
+    /// A mapping that another part of this process has made. It is unmapped when this is dropped.
+    ///
+    /// # Safety
+    /// The range must be one mapping of shared memory that nobody else unmaps.
+    pub unsafe fn from_raw(start: NonNull<u8>, length: usize) -> Self {
+        Self { start, length }
+    }
+
     /// The address of the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()

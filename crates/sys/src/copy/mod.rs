@@ -31,6 +31,19 @@ pub fn prefetch_for_write(address: *const u8) {
     let _ = address;
 }
 
+/// Prefetches the cache line at `address` for reading. Any address is allowed; an unmapped one is
+/// ignored.
+#[inline]
+pub fn prefetch_for_read(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch has no architectural effect, whatever the address.
+    unsafe {
+        std::arch::asm!("prefetcht0 [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
 /// Copies between ranges that may overlap, as if through a temporary buffer.
 ///
 /// # Safety

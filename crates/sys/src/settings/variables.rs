@@ -22,6 +22,7 @@ pub const ALL: &[&str] = &[
     "MEMFERRY_STREAM_BYTES",
     // GPUs and devices.
     "MEMFERRY_CUDA_SOLE_USER",
+    "MEMFERRY_DSA",
     "MEMFERRY_GPU",
     "MEMFERRY_IOAT",
     "MEMFERRY_NIC",
@@ -37,6 +38,13 @@ pub const ALL: &[&str] = &[
     "MEMFERRY_OFFLOAD_BYTES",
     "MEMFERRY_PATH",
     "MEMFERRY_PINNING",
+    // Seeing.
+    "MEMFERRY_STATS",
+    // Unmodified programs.
+    "MEMFERRY_CALL_PROFILE",
+    "MEMFERRY_COPIES",
+    "MEMFERRY_COPY_LIBRARY",
+    "MEMFERRY_SHARED_HEAP",
     // MPI.
     "MEMFERRY_CHECKED_VARIABLES",
     "MEMFERRY_COLLECTIVES",

@@ -12,6 +12,7 @@ use super::registers::Registers;
 use crate::Pages;
 use crate::device::{DmaDevice, DmaDirection, Width};
 use crate::pages::page_bytes;
+use crate::portal::{self, Portal};
 use crate::residency;
 
 /// A device that is bound to `vfio-pci` and opened by this process until it is dropped.
@@ -114,6 +115,16 @@ impl VfioDevice {
         self.can_reset
     }
 
+    /// Maps the submission portals of the device, which are its BAR 2.
+    ///
+    /// # Errors
+    /// The device has none, or this processor does not have the instruction that writes them.
+    pub fn portals(&self) -> Result<Arc<dyn Portal>, VfioError> {
+        portal::check_instruction(true).map_err(refused("writing to a portal"))?;
+        let region = self.file.bar2().map_err(refused("locating the portals"))?;
+        Ok(Arc::new(map_region(&self.file, region, &self.name)?))
+    }
+
     /// Maps and unmaps a page, so that missing permissions and limits are reported by `open`.
     fn check_mapping(&self) -> Result<(), VfioError> {
         let page = Pages::new(page_bytes()).map_err(refused("allocating a page"))?;
@@ -154,6 +165,10 @@ impl VfioDevice {
 impl DmaDevice for VfioDevice {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn register_bytes(&self) -> usize {
+        self.registers.bytes()
     }
 
     fn read(&self, at: usize, width: Width) -> u64 {
@@ -271,9 +286,12 @@ fn is_at_least(release: &str, wanted: (u32, u32)) -> bool {
 }
 
 fn map_registers(file: &DeviceFd, name: &str) -> Result<Registers, VfioError> {
+    map_region(file, file.bar0().map_err(refused("locating the registers"))?, name)
+}
+
+fn map_region(file: &DeviceFd, region: VfioRegion, name: &str) -> Result<Registers, VfioError> {
     use std::os::fd::AsFd;
     let none = || VfioError::NoRegisters { address: name.to_owned() };
-    let region = file.bar0().map_err(refused("locating the registers"))?;
     if !region.can_mmap || region.bytes == 0 {
         return Err(none());
     }

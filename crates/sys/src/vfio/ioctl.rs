@@ -182,6 +182,10 @@ impl DeviceFd {
         self.region(kernel::VFIO_PCI_BAR0_REGION_INDEX)
     }
 
+    pub(super) fn bar2(&self) -> io::Result<VfioRegion> {
+        self.region(kernel::VFIO_PCI_BAR2_REGION_INDEX)
+    }
+
     pub(super) fn config_space(&self) -> io::Result<VfioRegion> {
         self.region(kernel::VFIO_PCI_CONFIG_REGION_INDEX)
     }

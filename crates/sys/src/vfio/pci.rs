@@ -45,6 +45,10 @@ pub const IOAT: &[PciId] = &[
     (INTEL, 0x2021), (INTEL, 0x0b00),
 ];
 
+/// DSA, the data streaming accelerator of Intel's server processors since 2023: all models that
+/// Linux supports.
+pub const DSA: &[PciId] = &[(INTEL, 0x0b25), (INTEL, 0x11fb), (INTEL, 0x1212)];
+
 /// Network cards with the registers and descriptors of the 82574L: 82574L and 82574LA.
 pub const E1000E: &[PciId] = &[(INTEL, 0x10d3), (INTEL, 0x10f6)];
 
@@ -287,7 +291,7 @@ fn full_address(address: &str) -> Option<String> {
 }
 
 /// The names in a directory, sorted; empty if it does not exist.
-fn names(folder: &Path) -> Vec<String> {
+pub(crate) fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> =
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -306,7 +310,7 @@ fn hexadecimal(file: &Path) -> Option<u32> {
     u32::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
 }
 
-fn file_access(file: &Path) -> FileAccess {
+pub(crate) fn file_access(file: &Path) -> FileAccess {
     match access(file, Ask::READ_OK | Ask::WRITE_OK).map_err(|error| io::Error::from(error).kind())
     {
         Ok(()) => FileAccess::Allowed,

@@ -9,6 +9,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::fork::OwnerProcess;
 use crate::pages::page_bytes;
+use crate::portal::{self, Portal, PortalWords};
 
 /// Registers, unmapped on drop. They are not mapped in forked children, where reads return all
 /// ones, as from a removed device, and writes have no effect.
@@ -26,6 +27,11 @@ unsafe impl Send for Registers {}
 unsafe impl Sync for Registers {}
 
 impl Registers {
+    /// The size in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Maps `bytes` of a device's file. The kernel maps device memory uncached.
     pub(super) fn map(file: BorrowedFd<'_>, offset: u64, bytes: usize) -> io::Result<Self> {
         let (rights, mapped) = (ProtFlags::READ | ProtFlags::WRITE, whole_pages(bytes));
@@ -54,6 +60,23 @@ impl Registers {
         );
         // SAFETY: the result is inside the mapping, as asserted.
         (self.owner.is_current()).then(|| unsafe { self.start.add(at).cast() })
+    }
+}
+
+/// The submission portals of a device: a mapping like that of its registers.
+impl Portal for Registers {
+    unsafe fn store(&self, at: usize, descriptor: &PortalWords) {
+        let Some(portal) = self.at::<PortalWords>(at) else { return };
+        // SAFETY: an aligned portal inside the mapping; `VfioDevice::portals` has checked the
+        // instruction.
+        unsafe { portal::store(portal.as_ptr().cast(), descriptor) };
+    }
+
+    unsafe fn enqueue(&self, at: usize, descriptor: &PortalWords) -> bool {
+        // SAFETY: the caller's guarantee. A device of VFIO has no shared queues: they need the
+        // address space of a process.
+        unsafe { self.store(at, descriptor) };
+        true
     }
 }
 

@@ -1,0 +1,233 @@
+//! The topology of the cores: which share a processor core, caches and a node of memory.
+
+use std::fs;
+use std::path::Path;
+use std::sync::OnceLock;
+
+/// How far a core is from another, nearest first. The sibling of a core is last but for the core
+/// itself: two threads of one core share its execution units and its first caches, so a copy on one
+/// slows the other down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Distance {
+    /// Another core with a second-level cache in common.
+    SharedL2,
+    /// A last-level cache in common.
+    SharedL3,
+    /// The same node of memory.
+    SameNode,
+    /// Another node of memory, or unknown.
+    OtherNode,
+    /// The other hardware thread of the same core.
+    Sibling,
+    /// The same core.
+    Same,
+}
+
+/// What one core shares with others: each field names a group of cores by its lowest one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct CoreGroups {
+    core: Option<usize>,
+    l2: Option<usize>,
+    l3: Option<usize>,
+    node: Option<usize>,
+}
+
+/// The topology of all cores.
+#[derive(Debug, Default)]
+pub struct Topology {
+    cores: Vec<CoreGroups>,
+    nodes: usize,
+}
+
+impl Topology {
+    /// The topology of this machine, read once.
+    pub fn of_machine() -> &'static Self {
+        static TOPOLOGY: OnceLock<Topology> = OnceLock::new();
+        TOPOLOGY.get_or_init(|| Self::read(Path::new("/sys/devices/system")))
+    }
+
+    /// Reads the topology from the folders of the kernel. What is missing there is unknown.
+    fn read(system: &Path) -> Self {
+        let mut cores = Vec::new();
+        while let Some(groups) = CoreGroups::read(&system.join(format!("cpu/cpu{}", cores.len()))) {
+            cores.push(groups);
+        }
+        let mut nodes = 0;
+        while let Some(list) = read_list(&system.join(format!("node/node{nodes}/cpulist"))) {
+            for core in list {
+                if let Some(groups) = cores.get_mut(core) {
+                    groups.node = Some(nodes);
+                }
+            }
+            nodes += 1;
+        }
+        Self { cores, nodes }
+    }
+
+    /// The number of nodes of memory; 0 if unknown.
+    pub fn nodes(&self) -> usize {
+        self.nodes
+    }
+
+    /// The node of memory of a core, if it is known.
+    pub fn node_of(&self, core: usize) -> Option<usize> {
+        self.cores.get(core)?.node
+    }
+
+    /// The distance between two cores.
+    pub fn distance(&self, from: usize, to: usize) -> Distance {
+        if from == to {
+            return Distance::Same;
+        }
+        let (Some(from), Some(to)) = (self.cores.get(from), self.cores.get(to)) else {
+            return Distance::OtherNode;
+        };
+        let shared = |group: fn(&CoreGroups) -> Option<usize>| {
+            group(from).is_some() && group(from) == group(to)
+        };
+        if shared(|groups| groups.core) {
+            Distance::Sibling
+        } else if shared(|groups| groups.l2) {
+            Distance::SharedL2
+        } else if shared(|groups| groups.l3) {
+            Distance::SharedL3
+        } else if shared(|groups| groups.node) {
+            Distance::SameNode
+        } else {
+            Distance::OtherNode
+        }
+    }
+}
+
+/// The node of memory that the page at an address is on, if the kernel tells. Any address is allowed;
+/// a page that was never accessed may be allocated by this.
+pub fn memory_node(address: u64) -> Option<usize> {
+    const MPOL_F_NODE: libc::c_ulong = 1;
+    const MPOL_F_ADDR: libc::c_ulong = 2;
+    let mut node: libc::c_int = -1;
+    // SAFETY: the kernel writes one number to `node`, no mask of nodes is requested, and it only
+    // looks up the address.
+    let outcome = unsafe {
+        libc::syscall(
+            libc::SYS_get_mempolicy,
+            &raw mut node,
+            std::ptr::null_mut::<libc::c_ulong>(),
+            0 as libc::c_ulong,
+            address as libc::c_ulong,
+            MPOL_F_NODE | MPOL_F_ADDR,
+        )
+    };
+    if outcome == 0 { usize::try_from(node).ok() } else { None }
+}
+
+impl CoreGroups {
+    /// Reads the groups of a core; `None` if there is no such core.
+    fn read(folder: &Path) -> Option<Self> {
+        let siblings = read_list(&folder.join("topology/thread_siblings_list"));
+        let mut groups = Self { core: lowest(siblings), ..Self::default() };
+        groups.core?;
+        for index in 0..8 {
+            let cache = folder.join(format!("cache/index{index}"));
+            let read = |name: &str| fs::read_to_string(cache.join(name)).ok();
+            let Some(level) = read("level") else { break };
+            let shared = lowest(read_list(&cache.join("shared_cpu_list")));
+            match level.trim() {
+                "2" => groups.l2 = shared,
+                "3" => groups.l3 = shared,
+                _ => {}
+            }
+        }
+        Some(groups)
+    }
+}
+
+fn lowest(cores: Option<Vec<usize>>) -> Option<usize> {
+    cores?.into_iter().min()
+}
+
+/// Reads a list of numbers such as `0-3,8`.
+fn read_list(path: &Path) -> Option<Vec<usize>> {
+    let text = fs::read_to_string(path).ok()?;
+    let mut numbers = Vec::new();
+    for range in text.trim().split(',').filter(|range| !range.is_empty()) {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        numbers.extend(first.parse::<usize>().ok()?..=last.parse::<usize>().ok()?);
+    }
+    Some(numbers)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Two nodes of two cores with two threads each: 0 and 4 are threads of one core, and so on. Each
+    /// node has an L3, and the cores of node 1 share an L2.
+    fn write_machine(system: &Path) {
+        let write = |path: String, text: &str| {
+            let path = system.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        for core in 0..8usize {
+            let folder = format!("cpu/cpu{core}");
+            let siblings = format!("{},{}\n", core % 4, core % 4 + 4);
+            write(format!("{folder}/topology/thread_siblings_list"), &siblings);
+            let node = if core % 4 < 2 { "0-1,4-5\n" } else { "2-3,6-7\n" };
+            let l2 = if core % 4 < 2 { siblings.as_str() } else { node };
+            for (index, level, shared) in
+                [(0, "1", siblings.as_str()), (1, "2", l2), (2, "3", node)]
+            {
+                write(format!("{folder}/cache/index{index}/level"), level);
+                write(format!("{folder}/cache/index{index}/shared_cpu_list"), shared);
+            }
+        }
+        write("node/node0/cpulist".into(), "0-1,4-5\n");
+        write("node/node1/cpulist".into(), "2-3,6-7\n");
+    }
+
+    #[test]
+    fn cores_are_near_that_share_caches_and_siblings_are_far() {
+        let folder = tempfile::tempdir().unwrap();
+        write_machine(folder.path());
+        let topology = Topology::read(folder.path());
+        assert_eq!(topology.nodes(), 2);
+        assert_eq!([1, 6, 8].map(|core| topology.node_of(core)), [Some(0), Some(1), None]);
+        for (from, to, distance) in [
+            (0, 0, Distance::Same),
+            (0, 4, Distance::Sibling),
+            (0, 1, Distance::SharedL3),
+            (0, 5, Distance::SharedL3),
+            (2, 3, Distance::SharedL2),
+            (0, 2, Distance::OtherNode),
+            (0, 99, Distance::OtherNode),
+        ] {
+            assert_eq!(topology.distance(from, to), distance, "{from} and {to}");
+            assert_eq!(topology.distance(to, from), distance, "{to} and {from}");
+        }
+        let mut from_two = [3, 4, 6, 2, 0];
+        from_two.sort_by_key(|&core| topology.distance(2, core));
+        assert_eq!(from_two, [3, 4, 0, 6, 2]);
+    }
+
+    #[test]
+    fn a_machine_that_tells_nothing_has_no_near_cores() {
+        let folder = tempfile::tempdir().unwrap();
+        let topology = Topology::read(folder.path());
+        assert_eq!((topology.nodes(), topology.distance(0, 1)), (0, Distance::OtherNode));
+    }
+
+    #[test]
+    fn memory_is_on_a_node_or_the_kernel_does_not_tell() {
+        let page = vec![1u8; 4096];
+        let nodes = Topology::of_machine().nodes();
+        assert!(memory_node(page.as_ptr() as u64).is_none_or(|node| node < nodes.max(1)));
+        assert_eq!(memory_node(8), None, "nothing is mapped there");
+    }
+
+    #[test]
+    fn this_machine_has_a_topology() {
+        let topology = Topology::of_machine();
+        assert_eq!(topology.distance(0, 0), Distance::Same);
+        assert!(!topology.cores.is_empty(), "a core tells its siblings");
+    }
+}
