@@ -1,0 +1,73 @@
+//! From descriptors of the contract to those of the device.
+
+use super::descriptor::{DsaOperation, flag};
+use super::slot::Slot;
+use super::work_queue::{QueueLimits, WorkQueue};
+use crate::contract::{Descriptor, Kernel, Opcode};
+
+/// The line of the processor's caches: targets that begin in the middle of one are several times
+/// slower.
+const LINE_BYTES: u64 = 64;
+/// From this length on, the bytes before the first whole line are a descriptor of their own. A
+/// shorter copy would take longer by the second descriptor.
+const MIN_ALIGNED_BYTES: u64 = 2048;
+
+/// The slots of a descriptor: one, or two if its target is not aligned; or the reason why the
+/// device cannot execute it.
+pub(super) fn slots(
+    descriptor: &Descriptor,
+    port: &dyn WorkQueue,
+    limits: &QueueLimits,
+) -> Result<(Slot, Option<Slot>), &'static str> {
+    if !descriptor.is_host_only() {
+        return Err("the accelerator cannot access device memory");
+    }
+    let length = descriptor.length();
+    if length > limits.max_bytes {
+        return Err("the descriptor exceeds the maximum of the work queue");
+    }
+    let operation = operation(descriptor, port)?;
+    if !limits.supports(operation.opcode()) {
+        return Err("the accelerator does not support this operation");
+    }
+    // A target that is used soon goes to the caches.
+    let is_cached = limits.cache_control && descriptor.processor_kernel() == Kernel::Cached;
+    let cache = if is_cached { flag::CACHE_CONTROL } else { 0 };
+    let flags = cache & operation.valid_flags();
+    let whole = Slot::new(operation, length as u32, flags);
+    let target = match operation {
+        DsaOperation::Copy { target, .. } | DsaOperation::Fill { target, .. } => target,
+        _ => return Ok((whole, None)),
+    };
+    let head = target.next_multiple_of(LINE_BYTES) - target;
+    match operation.after(head) {
+        Some(rest) if head > 0 && length >= MIN_ALIGNED_BYTES => {
+            let first = Slot { joins_next: true, ..Slot::new(operation, head as u32, flags) };
+            Ok((first, Some(Slot::new(rest, (length - head) as u32, flags))))
+        }
+        _ => Ok((whole, None)),
+    }
+}
+
+fn operation(descriptor: &Descriptor, port: &dyn WorkQueue) -> Result<DsaOperation, &'static str> {
+    const NOT_PINNED: &str = "memory is not pinned for the accelerator, or crosses its pages";
+    let length = descriptor.length();
+    let source = || {
+        let address = port.address(descriptor.pinned_source(), descriptor.source(), length);
+        address.ok_or(NOT_PINNED)
+    };
+    let target = || {
+        let address = port.address(descriptor.pinned_target(), descriptor.target(), length);
+        address.ok_or(NOT_PINNED)
+    };
+    Ok(match descriptor.operation() {
+        Opcode::Copy => DsaOperation::Copy { source: source()?, target: target()? },
+        Opcode::Fill => {
+            let pattern = u64::from_ne_bytes([descriptor.fill_value(); 8]);
+            DsaOperation::Fill { pattern, target: target()? }
+        }
+        Opcode::Compare => DsaOperation::Compare { left: source()?, right: target()? },
+        // A move that fails half-way cannot be repeated by the processor.
+        Opcode::Move => return Err("the accelerator does not copy overlapping memory"),
+    })
+}

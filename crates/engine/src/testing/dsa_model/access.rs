@@ -1,0 +1,218 @@
+//! Accesses to registers and portals, and the protocol violations among them.
+
+use std::sync::atomic::Ordering;
+
+use memferry_sys::portal::{PORTAL_STRIDE, PortalWords};
+use memferry_sys::sync::lock;
+
+use super::DsaModelShared;
+use crate::dsa::record::status;
+use crate::dsa::registers::{self as r, DsaState};
+
+/// The maximum number of recorded violations.
+const MAX_VIOLATIONS: usize = 256;
+/// The offset of the group table.
+pub(super) const GROUPS_AT: usize = 0x400;
+/// The offset of the queue table.
+pub(super) const QUEUES_AT: usize = 0x1000;
+
+/// The size of the registers.
+pub(super) const REGISTER_BYTES: usize = 0x10000;
+
+/// The place of an access.
+enum RegisterTarget {
+    Register(usize),
+    /// A word of the group table.
+    Group(usize, usize),
+    /// A word of the queue table.
+    Queue(usize, usize),
+}
+
+impl DsaModelShared {
+    /// Reads a register of `width` bytes.
+    pub(super) fn read(&self, at: usize, width: usize) -> u64 {
+        if self.is_removed.load(Ordering::SeqCst) {
+            return u64::MAX;
+        }
+        match self.decode(at, width) {
+            Ok(RegisterTarget::Register(r::CMDSTS)) => u64::from(self.state.command_status()),
+            Ok(RegisterTarget::Register(register)) => self.read_register(register),
+            Ok(RegisterTarget::Group(group, word)) => self.state.lock().groups[group][word],
+            Ok(RegisterTarget::Queue(queue, word)) => {
+                let device = self.state.lock();
+                let found = &device.queues[queue];
+                let state = u32::from(found.is_enabled) << r::QUEUE_STATE_SHIFT;
+                u64::from(found.words[word] | if word == 6 { state } else { 0 })
+            }
+            Err(why) => {
+                self.record_violation(format!("{at:#x} was read with {} bits: {why}", 8 * width));
+                u64::MAX
+            }
+        }
+    }
+
+    /// Writes a register of `width` bytes.
+    pub(super) fn write(&self, at: usize, width: usize, value: u64) {
+        if self.is_removed.load(Ordering::SeqCst) {
+            return;
+        }
+        let written = self.decode(at, width).and_then(|target| match target {
+            RegisterTarget::Register(register) => self.write_register(register, value),
+            RegisterTarget::Group(group, word) => {
+                let mut device = self.state.lock();
+                if device.state != DsaState::Disabled {
+                    return Err("the group table is written while the device is enabled".into());
+                }
+                device.groups[group][word] = value;
+                Ok(())
+            }
+            RegisterTarget::Queue(queue, word) => {
+                let found = &mut self.state.lock().queues[queue];
+                if found.is_enabled {
+                    return Err("the entry of an enabled queue is written".into());
+                }
+                found.words[word] = value as u32;
+                Ok(())
+            }
+        });
+        if let Err(why) = written {
+            let bits = 8 * width;
+            self.record_violation(format!(
+                "{at:#x} was written with {bits} bits as {value:#x}: {why}"
+            ));
+        }
+    }
+
+    /// Records a protocol violation of the driver.
+    pub(super) fn record_violation(&self, text: String) {
+        let mut violations = lock(&self.violations);
+        if violations.len() < MAX_VIOLATIONS {
+            violations.push(text);
+        }
+    }
+
+    fn decode(&self, at: usize, width: usize) -> Result<RegisterTarget, String> {
+        let entry = self.options.entry_bytes;
+        let groups = GROUPS_AT..GROUPS_AT + self.options.groups * r::GROUP_BYTES;
+        let queues = QUEUES_AT..QUEUES_AT + self.options.queues * entry;
+        let (target, bytes) = if groups.contains(&at) {
+            let (group, offset) = ((at - GROUPS_AT) / r::GROUP_BYTES, at % r::GROUP_BYTES);
+            if offset > r::GROUP_FLAGS {
+                return Err("there is no such word in a group".into());
+            }
+            (RegisterTarget::Group(group, offset / 8), 8)
+        } else if queues.contains(&at) {
+            let (queue, offset) = ((at - QUEUES_AT) / entry, (at - QUEUES_AT) % entry);
+            if offset / 4 >= super::state::QUEUE_WORDS {
+                return Err("there is no such word in a queue".into());
+            }
+            (RegisterTarget::Queue(queue, offset / 4), 4)
+        } else {
+            let bytes = match at {
+                r::VERSION
+                | r::GENCFG
+                | r::GENCTRL
+                | r::GENSTS
+                | r::INTCAUSE
+                | r::CMD
+                | r::CMDSTS => 4,
+                r::GENCAP | r::WQCAP | r::GRPCAP | r::ENGCAP => 8,
+                _ if (r::OPCAP..r::OPCAP + 32).contains(&at) => 8,
+                _ if (r::OFFSETS..r::OFFSETS + 16).contains(&at) => 8,
+                _ if (r::SWERR..r::SWERR + 32).contains(&at) => 8,
+                _ => return Err("there is no such register".into()),
+            };
+            (RegisterTarget::Register(at), bytes)
+        };
+        match width == bytes && at.is_multiple_of(bytes) {
+            true => Ok(target),
+            false => Err("the width is not that of the register".into()),
+        }
+    }
+
+    fn read_register(&self, register: usize) -> u64 {
+        let options = &self.options;
+        let device = self.state.lock();
+        match register {
+            r::VERSION => u64::from(options.version),
+            r::GENCAP => options.general_capabilities().value(),
+            r::WQCAP => options.queue_capabilities().value(),
+            r::GRPCAP => options.group_capabilities().value(),
+            r::ENGCAP => options.engines as u64,
+            r::OPCAP => options.opcodes,
+            r::OFFSETS => {
+                ((GROUPS_AT / r::TABLE_UNIT) | ((options.tables_at / r::TABLE_UNIT) << 16)) as u64
+            }
+            r::GENSTS => device.state as u64,
+            r::GENCTRL => u64::from(device.control),
+            r::SWERR => device.software_error,
+            _ => 0,
+        }
+    }
+
+    fn write_register(&self, register: usize, value: u64) -> Result<(), String> {
+        match register {
+            r::CMD => {
+                let enable_error = lock(&self.script).faults.enable_error;
+                let refuses_reset = || lock(&self.script).refuses_reset();
+                self.state.command(&self.options, value as u32, enable_error, refuses_reset)
+            }
+            r::GENCTRL => {
+                self.state.lock().control = value as u32;
+                Ok(())
+            }
+            r::SWERR => {
+                self.state.lock().software_error &= !value;
+                Ok(())
+            }
+            r::GENCFG | r::INTCAUSE => Ok(()),
+            _ => Err("the register is read-only".into()),
+        }
+    }
+
+    /// Receives a descriptor at the portal of a queue; returns whether it was accepted.
+    pub(super) fn submit(&self, at: usize, words: &PortalWords, is_store: bool) -> bool {
+        if self.is_removed.load(Ordering::SeqCst) {
+            return true;
+        }
+        let queue = at / r::PORTAL_BYTES;
+        if queue >= self.options.queues || !at.is_multiple_of(PORTAL_STRIDE) {
+            self.record_violation(format!("there is no portal at {at:#x}"));
+            return true;
+        }
+        self.submit_to(queue, words, is_store)
+    }
+
+    /// Receives a descriptor for a queue. A queue without space refuses it, or drops it if it was
+    /// a store.
+    pub(super) fn submit_to(&self, queue: usize, words: &PortalWords, is_store: bool) -> bool {
+        if !is_store && lock(&self.script).refuses_submission() {
+            self.state.lock().queues[queue].counters.refused += 1;
+            return false;
+        }
+        let mut device = self.state.lock();
+        if device.state == DsaState::Halted {
+            // The submitter cannot know.
+            return true;
+        }
+        let found = &mut device.queues[queue];
+        let is_full = found.occupancy() >= usize::from(found.config().size);
+        if !found.is_enabled || (is_full && is_store) {
+            let why = if found.is_enabled { "is full" } else { "is not enabled" };
+            device.software_error = r::SWERR_VALID
+                | r::SWERR_QUEUE_VALID
+                | u64::from(status::DESCRIPTOR_COUNT) << r::SWERR_CODE_SHIFT
+                | (queue as u64) << r::SWERR_QUEUE_SHIFT;
+            drop(device);
+            self.record_violation(format!("a descriptor was stored to queue {queue}, which {why}"));
+            return true;
+        }
+        if is_full {
+            found.counters.refused += 1;
+            return false;
+        }
+        found.counters.doorbells += 1;
+        self.state.push(&mut device, queue, *words);
+        true
+    }
+}

@@ -1,0 +1,35 @@
+//! The CRC-32C of the model, computed byte by byte: independent of what the library uses.
+
+const fn table() -> [u32; 256] {
+    const REFLECTED_POLYNOMIAL: u32 = 0x82F6_3B78;
+    let (mut table, mut byte) = ([0; 256], 0);
+    while byte < 256 {
+        let (mut value, mut bit) = (byte as u32, 0);
+        while bit < 8 {
+            value = if value & 1 != 0 { value >> 1 ^ REFLECTED_POLYNOMIAL } else { value >> 1 };
+            bit += 1;
+        }
+        table[byte] = value;
+        byte += 1;
+    }
+    table
+}
+
+static TABLE: [u32; 256] = table();
+
+/// The CRC of the bytes that `seed` is the CRC of, followed by `bytes`.
+pub(super) fn crc32c(seed: u32, bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!seed, |crc, byte| crc >> 8 ^ TABLE[usize::from((crc as u8) ^ byte)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_check_value_of_the_standard_comes_out() {
+        assert_eq!(crc32c(0, b"123456789"), 0xE306_9283);
+        assert_eq!(crc32c(crc32c(0, b"1234"), b"56789"), 0xE306_9283);
+        assert_eq!(crc32c(0, b""), 0);
+    }
+}

@@ -1,0 +1,6 @@
+//! The driver of DSA over devices that stall, halt, fault, or are configured in a wrong way.
+#![cfg(not(loom))]
+
+mod devices;
+mod queues;
+mod rig;
