@@ -2,7 +2,7 @@
 //!
 //! [`contract`] defines an engine, [`completion`] the state that an engine reports to, and
 //! [`runtime`] what channels of several engines are made of. [`cpu`] needs no hardware; `cuda` drives
-//! a GPU, `ioat` Intel's copy engine and `nic` a network card. `testing` (a feature) has the suite
+//! a GPU, `dsa` and `ioat` Intel's accelerators and `nic` a network card. `testing` (a feature) has the suite
 //! that every engine passes, and models of the devices. Plans and policies are in the crate above;
 //! this crate does not depend on them.
 
@@ -12,6 +12,8 @@ pub mod contract;
 pub mod cpu;
 #[cfg(not(loom))]
 pub mod cuda;
+#[cfg(not(loom))]
+pub mod dsa;
 #[cfg(not(loom))]
 pub mod ioat;
 #[cfg(not(loom))]
@@ -31,7 +33,7 @@ pub use contract::{
 /// The factories of all engines whose devices a program can select.
 #[cfg(not(loom))]
 pub fn factories() -> &'static [&'static dyn contract::EngineFactory] {
-    static FACTORIES: [&dyn contract::EngineFactory; 3] =
-        [&ioat::FACTORY, &nic::FACTORY, &cuda::FACTORY];
+    static FACTORIES: [&dyn contract::EngineFactory; 4] =
+        [&dsa::FACTORY, &ioat::FACTORY, &nic::FACTORY, &cuda::FACTORY];
     &FACTORIES
 }

@@ -9,9 +9,11 @@ use memferry_engine::conformance_tests;
 use memferry_engine::contract::PinCacheLimits;
 use memferry_engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
 use memferry_engine::cuda::{CudaConfig, CudaEngine, CudaProfile};
+use memferry_engine::dsa::DsaEngine;
 use memferry_engine::ioat::IoatEngine;
 use memferry_engine::testing::conformance::{EngineUnderTest, Verdict, run_all};
 use memferry_engine::testing::cuda_model::CudaModel;
+use memferry_engine::testing::dsa_model::{DsaFaults, DsaModel, IdxdModel, IdxdModelOptions};
 use memferry_engine::testing::fault::{FaultEngine, FaultScript};
 use memferry_engine::testing::ioat_model::{FaultSchedule, IoatFaults, IoatModel};
 use memferry_engine::testing::polled::{AuditingPinner, PolledEngine};
@@ -116,6 +118,81 @@ conformance_tests!(
         faulty_ioat(faults)
     })
     .injects_faults()
+);
+
+/// The DSA engine over a model of a device, with faults that are set after the engine is open.
+fn dsa(faults: DsaFaults, is_contiguous: bool) -> Arc<DsaEngine> {
+    let model = DsaModel::builder().contiguous(is_contiguous).build();
+    let engine = DsaEngine::over_model(model.clone()).expect("a model of an accelerator");
+    model.set_faults(faults);
+    Arc::new(engine)
+}
+
+/// The DSA engine over a model behind the kernel's driver.
+fn idxd(options: IdxdModelOptions, faults: DsaFaults) -> Arc<DsaEngine> {
+    let model = IdxdModel::new(options).expect("a folder for the model");
+    let engine = DsaEngine::over_idxd_model(model.clone()).expect("queues of the model");
+    model.device().set_faults(faults);
+    Arc::new(engine)
+}
+
+conformance_tests!(
+    dsa_engine_over_a_model,
+    EngineUnderTest::new(|| dsa(DsaFaults::default(), true))
+);
+conformance_tests!(
+    dsa_engine_with_scattered_pages_and_a_tiny_ring,
+    EngineUnderTest::new(|| dsa(DsaFaults::default(), false)).options(tiny())
+);
+conformance_tests!(
+    dsa_engine_that_halts,
+    EngineUnderTest::new(|| {
+        dsa(DsaFaults { halts: FaultSchedule::Every(29), ..DsaFaults::default() }, true)
+    })
+    .injects_faults()
+);
+conformance_tests!(
+    dsa_engine_that_fails_and_faults,
+    EngineUnderTest::new(|| {
+        let faults = DsaFaults {
+            errors: FaultSchedule::Every(7),
+            page_faults: FaultSchedule::Every(5),
+            list_faults: FaultSchedule::Every(11),
+            ..DsaFaults::default()
+        };
+        dsa(faults, true)
+    })
+    .injects_faults()
+);
+conformance_tests!(
+    dsa_engine_over_a_shared_queue_of_the_kernel,
+    EngineUnderTest::new(|| idxd(IdxdModelOptions::default(), DsaFaults::default()))
+);
+conformance_tests!(
+    dsa_engine_over_a_dedicated_queue_of_the_kernel,
+    EngineUnderTest::new(|| {
+        let options = IdxdModelOptions { is_dedicated: true, ..IdxdModelOptions::default() };
+        idxd(options, DsaFaults::default())
+    })
+);
+conformance_tests!(
+    dsa_engine_that_may_not_map_its_portal,
+    EngineUnderTest::new(|| {
+        let options = IdxdModelOptions { may_map: false, ..IdxdModelOptions::default() };
+        let refuses_submissions = FaultSchedule::Every(3);
+        idxd(options, DsaFaults { refuses_submissions, ..DsaFaults::default() })
+    })
+);
+conformance_tests!(
+    dsa_engine_whose_pages_are_never_there,
+    EngineUnderTest::new(|| {
+        let faults = DsaFaults {
+            page_faults: FaultSchedule::Every(3),
+            refuses_submissions: FaultSchedule::Every(4),
+            ..DsaFaults::default()
+        };
+        idxd(IdxdModelOptions::default(), faults)
+    })
 );
 
 #[cfg(feature = "cuda")]

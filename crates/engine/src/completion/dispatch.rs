@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use memferry_sys::stats::{self, kinds::Fallback};
 use memferry_sys::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use memferry_sys::sync::{Mutex, lock, thread_local};
 
@@ -74,6 +75,9 @@ impl Dispatch {
     fn submit_or_run(completion: &Completion, batches: impl IntoIterator<Item = ChannelBatch>) {
         let mut started = false;
         for mut batch in batches {
+            if let Destination::Channel { channel, auto_progress: false } = &batch.destination {
+                completion.set_polled(channel);
+            }
             started |= batch.submit_or_run();
         }
         if started {
@@ -260,6 +264,9 @@ impl ChannelBatch {
             if let Destination::Failed(error) = &self.destination {
                 descriptor.finish(Err(error.clone()));
             } else if descriptor.is_host_only() {
+                if let Destination::Channel { .. } = &self.destination {
+                    stats::thread(|counters| counters.fall_back(Fallback::Full));
+                }
                 descriptor.run();
             } else {
                 let reason =

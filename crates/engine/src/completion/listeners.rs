@@ -56,11 +56,13 @@ impl Completion {
     pub fn wake_on_completion(&self, waker: &Waker) -> bool {
         // Cloned outside the lock: a waker runs user code.
         let mut new = Some(waker.clone());
-        self.add_listener(|listeners| {
+        let added = self.add_listener(|listeners| {
             if !listeners.wakers.iter().any(|known| known.will_wake(waker)) {
                 listeners.wakers.extend(new.take());
             }
-        })
+        });
+        self.request_polls();
+        added
     }
 
     /// Signals an eventfd on completion, or now if the transfer is already complete.
@@ -68,6 +70,7 @@ impl Completion {
         if !self.add_listener(|listeners| listeners.events.push(event.clone())) {
             event.signal();
         }
+        self.request_polls();
     }
 
     /// Keeps a value alive until completion. `Err` returns it if the transfer is already complete.
@@ -81,6 +84,7 @@ impl Completion {
     /// whether it succeeded.
     pub(crate) fn add_dependent(&self, dispatch: &Arc<Dispatch>) -> Option<bool> {
         let added = self.add_listener(|listeners| listeners.dependents.push(dispatch.clone()));
+        self.request_polls();
         (!added).then(|| matches!(self.outcome(), Some(Ok(_))))
     }
 }

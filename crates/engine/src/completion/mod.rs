@@ -17,23 +17,29 @@ mod dispatch;
 mod help;
 mod listeners;
 mod notify;
+mod polling;
+mod segments;
+mod spread;
 mod waiters;
 mod work;
 
+use std::sync::{OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use memferry_sys::Futex;
 use memferry_sys::fork::OwnerProcess;
 use memferry_sys::sync::atomic::{AtomicU64, Ordering};
 use memferry_sys::sync::{Mutex, lock, spin_hint};
+use memferry_sys::{probes, stats};
 
 pub use dispatch::{ChannelBatch, Dispatch};
 pub use listeners::KeepAlive;
 pub use notify::{Notification, PendingNotification};
+pub use segments::{WorkSegment, execute_segments};
 pub use waiters::Waiters;
 pub use work::{Chunk, ChunkedWork};
 
-use crate::contract::ExecutionError;
+use crate::contract::{Channel, ExecutionError};
 use listeners::CompletionListeners;
 
 const DONE: u32 = 1;
@@ -75,6 +81,10 @@ pub struct Completion {
     failure: Mutex<Option<ExecutionError>>,
     /// Boxed: few transfers have listeners, and a completion should fill few cache lines.
     listeners: Mutex<Option<Box<CompletionListeners>>>,
+    /// The channels that get a work offer from other channels; see [`spread`].
+    spread: Mutex<Vec<Weak<dyn Channel>>>,
+    /// The channel without a thread that executes the transfer; see [`polling`].
+    polled: OnceLock<Weak<dyn Channel>>,
     span: tracing::Span,
     /// In a forked child, the locks of a parent's completion may stay locked forever.
     owner: OwnerProcess,
@@ -97,6 +107,8 @@ impl Completion {
             work: None,
             failure: Mutex::new(None),
             listeners: Mutex::new(None),
+            spread: Mutex::new(Vec::new()),
+            polled: OnceLock::new(),
             span: tracing::Span::none(),
             owner: OwnerProcess::current(),
         }
@@ -287,6 +299,7 @@ impl Completion {
             }
         }
         self.publish(failed);
+        probes::complete(failed.into());
         if !self.span.is_disabled() {
             catch_user_panic(|| tracing::trace!(parent: &self.span, failed, "completed"));
         }
@@ -316,29 +329,42 @@ impl Completion {
                 ExecutionError::Predecessor | ExecutionError::Forked => {}
             }
         }
+        if let Some(error) = &*failure {
+            probes::fault(error.done_bytes());
+            stats::thread(|counters| counters.faults.add(1));
+        }
         failure.is_some()
     }
 
     /// Spins for at most `spin_ns`, then sleeps until completion or the deadline. Returns whether
-    /// the transfer is complete.
+    /// the transfer is complete. If a channel without a thread executes the transfer, the caller polls
+    /// that channel instead (see `polling.rs`).
     pub fn wait(&self, spin_ns: u64, deadline: Option<Instant>) -> bool {
+        if let Some(channel) = self.polled_channel() {
+            return self.wait_polling(&*channel, spin_ns, deadline);
+        }
         if self.spin(spin_ns) {
             return true;
         }
         loop {
-            let state = self.state.word().fetch_or(SLEEPER, Ordering::AcqRel) | SLEEPER;
-            if state & DONE != 0 {
-                return true;
-            }
             let timeout = match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
-                Some(Duration::ZERO) => return false,
+                Some(Duration::ZERO) => return self.is_done(),
                 timeout => timeout,
             };
-            self.state.wait(state, timeout);
-            if self.is_done() {
+            if self.sleep(timeout) {
                 return true;
             }
         }
+    }
+
+    /// Sleeps until completion or for at most `timeout`, perhaps less. Returns whether the transfer is
+    /// complete.
+    fn sleep(&self, timeout: Option<Duration>) -> bool {
+        let state = self.state.word().fetch_or(SLEEPER, Ordering::AcqRel) | SLEEPER;
+        if state & DONE == 0 {
+            self.state.wait(state, timeout);
+        }
+        self.is_done()
     }
 
     fn spin(&self, spin_ns: u64) -> bool {

@@ -145,7 +145,8 @@ impl PendingNotification {
         Self { variable, value }
     }
 
-    pub(crate) fn deliver(&self) {
+    /// Sets the variable. The data of the transfer must be written.
+    pub fn deliver(&self) {
         // SAFETY: guaranteed to `PendingNotification::new`; the transfer is not complete before
         // this returns.
         unsafe { &*self.variable }.set(self.value);

@@ -7,6 +7,7 @@
 
 use memferry_sys::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use super::segments::{SegmentList, WorkSegment};
 use crate::contract::{Kernel, MemoryKind, Opcode};
 use crate::runtime::execute;
 
@@ -38,6 +39,8 @@ pub struct ChunkedWork {
     pub(crate) value: u8,
     memory: (MemoryKind, MemoryKind),
     chunk_bytes: u64,
+    /// The ranges of a work over many; source, target and value above are unused then.
+    segments: Option<SegmentList>,
     /// Chunks claimed at the front (high half) and at the back (low half), and [`DEFERRED`].
     claims: AtomicU64,
     /// Number of chunks that have not ended.
@@ -113,10 +116,35 @@ impl ChunkedWork {
             value,
             memory: (MemoryKind::Host, MemoryKind::Host),
             chunk_bytes,
+            segments: None,
             claims: AtomicU64::new(0),
             unfinished: AtomicU32::new(count as u32),
             remaining,
         }
+    }
+
+    /// Cuts the bytes of many segments into chunks, as if the segments were contiguous. Only
+    /// processors execute such a work: a work offer for it is for a channel that executes
+    /// descriptors by [`Descriptor::run`](crate::Descriptor::run).
+    ///
+    /// # Safety
+    /// As for [`Descriptor::new`](crate::Descriptor::new) for every segment, until the completion of
+    /// the work is done. No two segments may have a byte of a target in common, and no target a byte
+    /// of another segment's source. A segment that is moved must not be cut: it must lie in one
+    /// chunk.
+    ///
+    /// # Panics
+    /// If the total length, `length`, is 0.
+    pub unsafe fn of_segments(
+        kernel: Kernel,
+        segments: impl Iterator<Item = WorkSegment>,
+        length: u64,
+        chunk_bytes: u64,
+    ) -> Self {
+        // SAFETY: the addresses are placeholders that `execute` does not use.
+        let work = unsafe { Self::new(Opcode::Copy, kernel, 0, 0, length, 0, chunk_bytes) };
+        let segments = Some(SegmentList::new(segments, work.chunk_bytes));
+        Self { segments, ..work }
     }
 
     /// Sets the kinds of memory of source and target; both are host memory by default. Only engines
@@ -158,8 +186,12 @@ impl ChunkedWork {
     }
 
     /// Claims the chunks at the front that fit into `max_bytes`, at least one, and at most half of
-    /// the unclaimed chunks, so that all claimants reach the end at about the same time.
+    /// the unclaimed chunks, so that all claimants reach the end at about the same time. `None` for a
+    /// work of segments, which only processors execute.
     pub fn claim_run(&self, max_bytes: u64) -> Option<Chunk> {
+        if self.segments.is_some() {
+            return None;
+        }
         let mut claims = self.claims.load(Ordering::Acquire);
         loop {
             let (front, back) = (claims >> 32, claims & 0xFFFF_FFFF);
@@ -261,6 +293,11 @@ impl ChunkedWork {
     /// # Safety
     /// The chunk must have been claimed by the caller, and the completion must not be done.
     pub(crate) unsafe fn execute(&self, chunk: Chunk) -> Option<u64> {
+        if let Some(segments) = &self.segments {
+            // SAFETY: the caller of `ChunkedWork::of_segments` guarantees every segment.
+            unsafe { segments.execute(self.kernel, self.chunk_bytes, chunk) };
+            return None;
+        }
         // SAFETY: the chunk lies inside the range that the caller of `ChunkedWork::new` guarantees.
         unsafe {
             execute::run(

@@ -63,6 +63,8 @@ impl DescriptorFlags {
     const TRANSIENT: u8 = 2;
     /// Other engines claim chunks of the same transfer.
     const SHARED: u8 = 4;
+    /// Any thread may execute the descriptor, in any order and with any copy loop.
+    const ANY_THREAD: u8 = 8;
 
     fn set(&mut self, flag: u8, on: bool) {
         self.0 = if on { self.0 | flag } else { self.0 & !flag };
@@ -167,6 +169,15 @@ impl Descriptor {
         self
     }
 
+    /// Allows any thread to execute the descriptor, before or after its neighbours in the channel and
+    /// with any copy loop: a thread that waits for the channel may help it. For descriptors without
+    /// a completion.
+    #[inline]
+    pub fn any_thread(mut self) -> Self {
+        self.flags.set(DescriptorFlags::ANY_THREAD, true);
+        self
+    }
+
     /// Attaches the leases of its memory; the memory stays pinned until the descriptor is dropped.
     pub fn pinned_by(mut self, leases: Arc<DescriptorLeases>) -> Self {
         self.leases = Some(leases);
@@ -249,6 +260,22 @@ impl Descriptor {
         self.flags.has(DescriptorFlags::SHARED)
     }
 
+    /// Whether any thread may execute the descriptor. One with a completion is the worker's: its end
+    /// runs code of the user.
+    #[inline]
+    pub(crate) fn is_any_threads(&self) -> bool {
+        self.flags.has(DescriptorFlags::ANY_THREAD) && self.completion.is_none()
+    }
+
+    /// Prefetches the first bytes of its memory.
+    #[inline]
+    pub(crate) fn prefetched(self) -> Self {
+        if self.is_host_only() && self.scope != DescriptorScope::WorkOffer {
+            execute::prefetch(self.operation, self.source, self.target);
+        }
+        self
+    }
+
     /// The leases of its memory, if it is pinned.
     pub fn leases(&self) -> Option<&DescriptorLeases> {
         self.leases.as_deref()
@@ -300,6 +327,12 @@ impl Descriptor {
         self.finish(Ok(None));
     }
 
+    /// Whether somebody learns of the end of its transfer without polling the channel: a sleeper, a
+    /// listener, or a reader of a notification variable.
+    pub fn is_awaited(&self) -> bool {
+        self.completion.as_ref().is_some_and(|completion| completion.is_awaited())
+    }
+
     /// Whether its transfer was cancelled before the descriptor started.
     pub fn is_cancelled(&self) -> bool {
         self.completion.as_ref().is_some_and(|completion| completion.is_cancelled())
@@ -312,6 +345,7 @@ impl Descriptor {
         assert!(self.is_host_only(), "a processor cannot access device memory");
         if self.scope == DescriptorScope::WorkOffer {
             let completion = self.completion.as_ref().expect("a work offer has a completion");
+            completion.pass_on();
             return completion.run_from_front();
         }
         // SAFETY: the creator of the descriptor guarantees its memory until it is finished.

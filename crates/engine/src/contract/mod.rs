@@ -21,7 +21,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use memferry_sys::sync::thread;
+use memferry_sys::sync::{spin_hint, thread};
 
 use crate::completion::Completion;
 
@@ -201,6 +201,19 @@ pub unsafe trait Channel: Send + Sync + Debug {
     /// these descriptors is visible to the thread that reads the number.
     fn completed(&self) -> Sequence;
 
+    /// Whether a descriptor is finished. It may be known before `completed()` reaches the sequence,
+    /// if threads help the channel. The data of the descriptor is visible then.
+    #[inline]
+    fn is_complete(&self, sequence: Sequence) -> bool {
+        self.completed() >= sequence
+    }
+
+    /// Executes a few queued descriptors on the calling thread, which waits for `sequence`, if any
+    /// thread may execute them; returns how many.
+    fn help(&self, _sequence: Sequence) -> u64 {
+        0
+    }
+
     /// The error of a failed descriptor, if the channel still records it. A channel records at
     /// least its last 64 failures.
     fn error_of(&self, sequence: Sequence) -> Option<ExecutionError>;
@@ -214,22 +227,43 @@ pub unsafe trait Channel: Send + Sync + Debug {
     /// Blocks until `completed()` reaches `sequence` or the timeout expires; returns whether the
     /// sequence was reached. A channel without a thread makes progress in this call.
     fn park(&self, sequence: Sequence, timeout: Duration) -> bool {
+        const POLLS_PER_CLOCK: u32 = 64;
+        const POLLS_PER_YIELD: u32 = 256;
         let deadline = Instant::now().checked_add(timeout);
+        let mut polls = 0u32;
         while self.completed() < sequence {
-            if deadline.is_some_and(|at| Instant::now() >= at) {
-                return false;
+            if self.poll() {
+                continue;
             }
-            if !self.poll() {
+            polls = polls.wrapping_add(1);
+            if polls.is_multiple_of(POLLS_PER_YIELD) {
                 thread::yield_now();
+            } else {
+                spin_hint();
+            }
+            let is_over = || deadline.is_some_and(|at| Instant::now() >= at);
+            if polls % POLLS_PER_CLOCK == 1 && is_over() {
+                return self.completed() >= sequence;
             }
         }
         true
+    }
+
+    /// The estimated time in nanoseconds until everything in the channel is finished, for threads that
+    /// wait for it and poll it; 0 if it is not known.
+    fn estimate_ns(&self) -> u64 {
+        0
     }
 
     /// Whether the channel sleeps, so that a submit would have to wake it. A hint only: the state
     /// may change before the caller uses it.
     fn is_asleep(&self) -> bool {
         false
+    }
+
+    /// The core on which the thread of the channel was last seen, if it has one. A hint only.
+    fn core(&self) -> Option<usize> {
+        None
     }
 
     /// Wakes the channel if it sleeps. A submit does this itself; callers need it only after a
@@ -327,6 +361,20 @@ pub struct ChannelStatistics {
     pub wakes: u64,
     /// The number of submits that a full channel did not accept completely.
     pub full: u64,
+}
+
+impl ChannelStatistics {
+    /// Stores the statistics where `memferry top` reads them. Only for the writer of the block.
+    pub fn show(&self, shown: &memferry_sys::stats::kinds::ChannelCounters) {
+        shown.submitted.set(self.submitted);
+        shown.completed.set(self.completed);
+        shown.failed.set(self.failed);
+        shown.bytes.set(self.bytes);
+        shown.sleeps.set(self.sleeps);
+        shown.wakes.set(self.wakes);
+        shown.full.set(self.full);
+        shown.depth.set(self.submitted.saturating_sub(self.completed));
+    }
 }
 
 impl std::ops::Add for ChannelStatistics {

@@ -114,7 +114,7 @@ impl CpuCalibrator {
         source.as_mut_slice().fill(1);
         target.as_mut_slice().fill(2);
         let channel = (affinity::allowed_cores().len() > 1)
-            .then(|| channel::open(&ChannelOptions::default(), 64, 5_000_000).ok())
+            .then(|| channel::open(&ChannelOptions::default(), 64, 5_000_000, None).ok())
             .flatten();
         Some(Self {
             source,
@@ -225,7 +225,7 @@ impl CpuCalibrator {
         const TRIES: u32 = 7;
         self.channel.as_ref()?;
         let options = ChannelOptions { spin_ns: Some(0), ..ChannelOptions::default() };
-        let sleeper = channel::open(&options, 4, 0).ok()?;
+        let sleeper = channel::open(&options, 4, 0, None).ok()?;
         let mut times = Vec::new();
         for _ in 0..TRIES {
             let deadline = Instant::now() + Duration::from_millis(2);

@@ -9,16 +9,18 @@ use memferry_sys::sync::spin_hint;
 use crate::contract::{
     ChannelOptions, Descriptor, DescriptorScope, ExecutionError, OpenError, Sequence,
 };
-use crate::runtime::threaded::{ChannelShared, ThreadedChannel};
+use crate::runtime::ring::ClaimedRun;
+use crate::runtime::threaded::{ChannelShared, ThreadedChannel, WindowKernel};
 
 /// Opens a channel.
 pub(super) fn open(
     options: &ChannelOptions,
     default_capacity: usize,
     default_spin_ns: u64,
+    window: Option<WindowKernel>,
 ) -> Result<ThreadedChannel, OpenError> {
     let spin = Duration::from_nanos(options.spin_ns.unwrap_or(default_spin_ns));
-    ThreadedChannel::open("cpu", options, default_capacity, move |shared| {
+    ThreadedChannel::open("cpu", options, default_capacity, window, true, move |shared| {
         let worker = CpuWorker { shared, spin };
         Ok(move || worker.run())
     })
@@ -36,26 +38,10 @@ struct CpuWorker {
 
 impl CpuWorker {
     fn run(&self) {
-        let ring = &self.shared.ring;
-        let mut finished = 0;
         let mut moved_before = 0;
         loop {
-            // SAFETY: this thread is the only consumer, and completes each number it has taken.
-            while let Some(descriptor) = unsafe { ring.take(finished) } {
-                // A descriptor that was queued together with others may have been cancelled since.
-                // One that was taken at once cannot, and the check would cost a cache line.
-                let was_queued = ring.has_next(finished + 1);
-                finished += 1;
-                let bytes = descriptor.length();
-                // A descriptor with a completion may take long too: its end runs wakers and drops
-                // values.
-                if bytes >= LONG_BYTES || descriptor.has_completion() {
-                    self.shared.notify_waiters(finished - 1);
-                }
-                self.execute(descriptor, finished, was_queued);
-                // SAFETY: this thread is the channel's worker, and the descriptor is finished and
-                // dropped.
-                unsafe { self.shared.complete(finished, bytes) };
+            while let Some(run) = self.shared.ring.claim() {
+                self.execute_run(run);
             }
             // A channel that was busy for long is likely to get more work after a similar time. The
             // time is derived from the bytes: reading the clock would delay the next descriptor.
@@ -63,9 +49,39 @@ impl CpuWorker {
             let moved = self.shared.moved_bytes();
             let busy = Duration::from_nanos((moved - moved_before) / BYTES_PER_NS);
             moved_before = moved;
-            if !self.wait_for_work(finished, busy) {
+            if !self.wait_for_work(busy) {
                 return;
             }
+        }
+    }
+
+    #[inline]
+    fn execute_run(&self, ClaimedRun { first, count }: ClaimedRun) {
+        let ring = &self.shared.ring;
+        // SAFETY: this thread has claimed the sequences, and takes each once.
+        let take = |sequence| unsafe { ring.take_claimed(sequence) };
+        let mut next = Some(take(first));
+        for sequence in first..first + count {
+            let Some(descriptor) = next.take() else { break };
+            if sequence + 1 < first + count {
+                next = Some(take(sequence + 1).prefetched());
+            }
+            // A descriptor that was queued together with others may have been cancelled since. One
+            // that was taken at once cannot, and the check would cost a cache line.
+            let was_queued = count > 1 || ring.has_next(sequence);
+            let bytes = descriptor.length();
+            // A descriptor with a completion may take long too: its end runs wakers and drops
+            // values.
+            let is_long = bytes >= LONG_BYTES || descriptor.has_completion();
+            let descriptor = self.shared.in_window(descriptor, sequence);
+            if is_long {
+                self.shared.run_long(|| self.execute(descriptor, sequence, was_queued));
+            } else {
+                self.execute(descriptor, sequence, was_queued);
+            }
+            // SAFETY: this thread is the channel's worker, and the descriptor is finished and
+            // dropped.
+            unsafe { self.shared.finish(sequence, bytes) };
         }
     }
 
@@ -79,7 +95,7 @@ impl CpuWorker {
         {
             self.fail(descriptor, sequence, ExecutionError::Cancelled { done_bytes: 0 });
         } else {
-            let moved = descriptor.run();
+            let moved = self.shared.timed(sequence, || descriptor.run());
             self.shared.count_moved(moved);
         }
     }
@@ -91,43 +107,49 @@ impl CpuWorker {
 
     /// Spins, then sleeps, until there is work (`true`) or the channel is closed and empty. The
     /// spin time is the time it was busy, between one and six times `self.spin`.
-    fn wait_for_work(&self, finished: Sequence, busy: Duration) -> bool {
+    fn wait_for_work(&self, busy: Duration) -> bool {
         const MAX_SPINS: u32 = 6;
         let spin = busy.clamp(self.spin, MAX_SPINS * self.spin);
         let ring = &self.shared.ring;
-        let is_drained = || ring.is_closed() && ring.submitted() == finished;
+        let is_drained = || ring.is_closed() && ring.submitted() == ring.completed();
         loop {
-            if self.spin_for_work(finished, spin) {
+            if self.spin_for_work(spin) {
                 return true;
             }
             if is_drained() {
                 return false;
             }
-            self.shared.sleep(None, || ring.has_next(finished) || is_drained());
-            if ring.has_next(finished) {
+            self.shared
+                .sleep(None, || ring.has_unclaimed() || ring.has_publishable() || is_drained());
+            self.shared.publish_helped();
+            if ring.has_unclaimed() {
                 return true;
             }
         }
     }
 
-    fn spin_for_work(&self, finished: Sequence, spin: Duration) -> bool {
+    fn spin_for_work(&self, spin: Duration) -> bool {
         const POLLS_PER_CLOCK: u32 = 64;
+        let ring = &self.shared.ring;
         let start = Instant::now();
         let mut is_notified = false;
         loop {
             for _ in 0..POLLS_PER_CLOCK {
-                if self.shared.ring.has_next(finished) {
+                if ring.has_unclaimed() {
                     return true;
+                }
+                if ring.has_unpublished() && self.shared.publish_helped() {
+                    is_notified = false;
                 }
                 spin_hint();
             }
             // Only after the first polls: while work arrives at once, waiters are notified without
-            // a fence.
+            // a fence. Once more after each sequence that is published here.
             if !is_notified {
-                self.shared.notify_waiters(finished);
+                self.shared.notify_waiters(ring.completed());
                 is_notified = true;
             }
-            if start.elapsed() >= spin || self.shared.ring.is_closed() {
+            if start.elapsed() >= spin || ring.is_closed() {
                 return false;
             }
         }

@@ -5,6 +5,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memferry_sys::fork::OwnerProcess;
+use memferry_sys::stats::kinds::ChannelCounters;
+use memferry_sys::stats::{self, Block};
 use memferry_sys::sync::lock;
 
 use crate::contract::{
@@ -19,6 +21,8 @@ pub(super) struct InlineChannel {
     state: Mutex<InlineChannelState>,
     /// Outside the lock, which may stay locked forever in a forked child.
     completed: AtomicU64,
+    /// What `memferry top` shows. Written with the lock held.
+    shown: Block<ChannelCounters>,
     owner: OwnerProcess,
 }
 
@@ -53,6 +57,7 @@ impl Drop for RunningDescriptor<'_> {
             state.failures.push(sequence, error);
         }
         self.channel.completed.store(sequence, Ordering::Release);
+        state.statistics.show(&self.channel.shown);
     }
 }
 
@@ -68,7 +73,8 @@ impl Drop for BusyGuard<'_> {
 impl InlineChannel {
     pub(super) fn new() -> Self {
         let (state, completed) = (Mutex::default(), AtomicU64::new(0));
-        Self { state, completed, owner: OwnerProcess::current() }
+        let shown = stats::kinds::open_channel("cpu", Some("inline"));
+        Self { state, completed, shown, owner: OwnerProcess::current() }
     }
 
     fn is_forked(&self) -> bool {

@@ -10,9 +10,10 @@ use std::sync::Arc;
 pub use profile::{CpuProfile, ProfileError, ProfileOrigin, ProfileSource};
 
 use crate::contract::{
-    Capabilities, Channel, ChannelOptions, CopyDirection, CostLine, Engine, MemoryKind,
+    Capabilities, Channel, ChannelOptions, CopyDirection, CostLine, Engine, Kernel, MemoryKind,
     MemoryKindSet, Opcode, OpcodeSet, OpenError, RegistrationMode,
 };
+use crate::runtime::threaded::WindowKernel;
 
 /// The default capacity of a channel, in descriptors.
 const DEFAULT_CAPACITY: usize = 512;
@@ -100,6 +101,9 @@ impl Engine for CpuEngine {
         if !self.has_threads {
             return Ok(Arc::new(inline_channel::InlineChannel::new()));
         }
-        Ok(Arc::new(channel::open(options, DEFAULT_CAPACITY, self.spin_ns)?))
+        let CpuProfile { streaming, shared_stream_bytes, .. } = *self.profile;
+        let window =
+            WindowKernel { kernel: Kernel::Stream(streaming), bytes: shared_stream_bytes as u64 };
+        Ok(Arc::new(channel::open(options, DEFAULT_CAPACITY, self.spin_ns, Some(window))?))
     }
 }

@@ -36,7 +36,7 @@ pub(super) fn open(
     default_capacity: usize,
 ) -> Result<ThreadedChannel, OpenError> {
     let device = device.clone();
-    ThreadedChannel::open("cuda", options, default_capacity, move |shared| {
+    ThreadedChannel::open("cuda", options, default_capacity, None, false, move |shared| {
         let open_error = |error: DriverError| {
             let reason = format!("no stream could be opened: {error}");
             OpenError::System { engine: "cuda".into(), reason }

@@ -382,6 +382,8 @@ impl Drop for IoatQueue {
                 device = self.device.name(),
                 "a channel of the copy engine could not be stopped"
             );
+            // It must not write to memory that its owner gets back.
+            self.config.pages.revoke_access();
         }
     }
 }

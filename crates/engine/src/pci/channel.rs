@@ -1,10 +1,17 @@
 //! A channel around a hardware queue.
+//!
+//! Submitters put descriptors into an inbox, and one thread at a time, inside the gate, moves them on to
+//! the hardware and finishes what the hardware has done. Nobody waits in front of the gate: what a
+//! submitter leaves in the inbox is posted by whoever is inside. The counters are words that anybody
+//! reads.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use memferry_sys::sync::atomic::{AtomicU64, Ordering};
 use memferry_sys::sync::{Mutex, lock, thread};
 
+use super::gate::DriverGate;
 use super::hardware::{HardwareQueue, HwStatus, PostResult};
 use crate::contract::{
     Channel, ChannelStatistics, Descriptor, ExecutionError, NotificationWrite, Sequence,
@@ -15,8 +22,43 @@ use crate::runtime::FailureLog;
 /// The channel. Any thread may poll it; one thread at a time makes progress.
 #[derive(Debug)]
 pub struct DeviceChannel {
+    inbox: Mutex<Inbox>,
+    gate: DriverGate,
+    /// Locked inside the gate only, so nobody waits for it.
     queue: Mutex<PciQueue>,
+    failures: Mutex<FailureLog>,
+    counters: ChannelCounters,
     capacity: usize,
+}
+
+/// Descriptors that are accepted and not yet in the queue. Locked for the time of a push.
+#[derive(Debug, Default)]
+struct Inbox {
+    descriptors: VecDeque<Descriptor>,
+    closed: bool,
+}
+
+/// The counters. Each has one writer at a time: the holder of the inbox, or the thread inside the gate.
+#[derive(Debug, Default)]
+struct ChannelCounters {
+    /// Written with the inbox locked.
+    submitted: AtomicU64,
+    submitted_bytes: AtomicU64,
+    full: AtomicU64,
+    /// Written inside the gate. `taken` are the descriptors that have left the queue to be finished.
+    taken: AtomicU64,
+    completed: AtomicU64,
+    ended_bytes: AtomicU64,
+    copied_bytes: AtomicU64,
+    failed: AtomicU64,
+}
+
+/// Adds to a counter of one writer.
+#[inline]
+fn add(counter: &AtomicU64, more: u64) -> u64 {
+    let sum = counter.load(Ordering::Relaxed) + more;
+    counter.store(sum, Ordering::Release);
+    sum
 }
 
 #[derive(Debug)]
@@ -28,13 +70,10 @@ struct PciQueue {
     entries: VecDeque<InFlightDescriptor>,
     /// The number of entries that the hardware has or has ended.
     posted: usize,
-    /// A thread is finishing descriptors; nothing is posted until it is done.
-    is_finishing: bool,
-    closed: bool,
-    /// The bytes of all entries and of descriptors that are being finished.
-    outstanding_bytes: u64,
-    failures: FailureLog,
-    statistics: ChannelStatistics,
+    /// The number of entries that have failed, which the processor finishes.
+    failed: usize,
+    /// What the driver reports, between two calls empty.
+    ended: Vec<HwStatus>,
 }
 
 #[derive(Debug)]
@@ -45,11 +84,15 @@ struct InFlightDescriptor {
 }
 
 /// The final status of an entry.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 enum FinalStatus {
     Hardware(HwStatus),
     Cancelled,
 }
+
+/// What the processor reports for descriptors of a device whose driver panicked.
+const PANICKED: FinalStatus =
+    FinalStatus::Hardware(HwStatus::Failed("the driver of the device panicked"));
 
 impl DeviceChannel {
     /// Creates a channel of at most `capacity` descriptors.
@@ -58,83 +101,99 @@ impl DeviceChannel {
             hardware: Some(hardware),
             entries: VecDeque::new(),
             posted: 0,
-            is_finishing: false,
-            closed: false,
-            outstanding_bytes: 0,
-            failures: FailureLog::default(),
-            statistics: ChannelStatistics::default(),
+            failed: 0,
+            ended: Vec::new(),
         };
-        Self { queue: Mutex::new(queue), capacity: capacity.max(1) }
+        Self {
+            inbox: Mutex::default(),
+            gate: DriverGate::new(),
+            queue: Mutex::new(queue),
+            failures: Mutex::default(),
+            counters: ChannelCounters::default(),
+            capacity: capacity.max(1),
+        }
     }
 
-    /// Finishes completed descriptors; `false` if there are none, or another thread is finishing.
+    /// Finishes completed descriptors; `false` if there are none, or another thread is inside.
     fn step(&self) -> bool {
+        if !self.gate.try_enter() {
+            return false;
+        }
         let mut queue = lock(&self.queue);
-        if queue.is_finishing {
-            return false;
+        let mut is_broken = !queue.poll();
+        let mut has_finished = false;
+        // The end of a transfer may submit a dependent transfer to this channel: that goes into the
+        // inbox. The processor executes failed descriptors here.
+        while let Some(entry) = queue.take_finished(&self.counters.taken) {
+            has_finished = true;
+            self.finish(entry);
         }
-        queue.progress();
-        let finished = queue.drain_finished();
-        if finished.is_empty() {
-            return false;
-        }
-        queue.is_finishing = true;
+        is_broken |= !queue.post();
         drop(queue);
-        // Not under the lock: the end of a transfer may submit a dependent transfer to this
-        // channel, and the processor executes failed descriptors here.
-        let mut bytes = 0;
-        let outcomes: Vec<_> = finished
-            .into_iter()
-            .map(|entry| {
-                bytes += entry.descriptor.length();
-                (entry.descriptor.length(), entry.finish())
-            })
-            .collect();
-        let mut queue = lock(&self.queue);
-        queue.outstanding_bytes -= bytes;
-        for (bytes, outcome) in outcomes {
-            queue.statistics.completed += 1;
-            match outcome {
-                Ok(()) => queue.statistics.bytes += bytes,
-                Err(error) => {
-                    queue.statistics.failed += 1;
-                    let sequence = queue.statistics.completed;
-                    queue.failures.push(sequence, error);
-                }
+        if is_broken {
+            lock(&self.inbox).closed = true;
+        }
+        self.leave();
+        has_finished
+    }
+
+    /// Leaves the gate, after the inbox is empty.
+    fn leave(&self) {
+        self.gate.leave(|| {
+            let mut queue = lock(&self.queue);
+            let wrap = |descriptor| InFlightDescriptor { descriptor, end: None };
+            queue.entries.extend(lock(&self.inbox).descriptors.drain(..).map(wrap));
+            if !queue.post() {
+                lock(&self.inbox).closed = true;
+            }
+        });
+    }
+
+    /// Reports the end of a descriptor, and counts it.
+    fn finish(&self, entry: InFlightDescriptor) {
+        let (counters, bytes) = (&self.counters, entry.descriptor.length());
+        match entry.finish() {
+            Ok(()) => _ = add(&counters.copied_bytes, bytes),
+            Err(error) => {
+                add(&counters.failed, 1);
+                let sequence = counters.completed.load(Ordering::Relaxed) + 1;
+                lock(&self.failures).push(sequence, error);
             }
         }
-        queue.is_finishing = false;
-        queue.post();
-        true
+        add(&counters.ended_bytes, bytes);
+        add(&counters.completed, 1);
     }
 }
 
 impl PciQueue {
-    /// Reads completions from the hardware, and posts more descriptors.
-    fn progress(&mut self) {
-        let mut ended = Vec::new();
-        if self.call_driver(|hardware| hardware.poll_completions(&mut ended)).is_none() {
-            return;
-        }
+    /// Reads completions from the hardware; `false` if its driver panicked.
+    fn poll(&mut self) -> bool {
+        let mut ended = std::mem::take(&mut self.ended);
+        let is_well = self.call_driver(|hardware| hardware.poll_completions(&mut ended));
         let mut in_flight = self.entries.iter_mut().take(self.posted).filter(|e| e.end.is_none());
-        for end in ended {
-            let entry = in_flight.next().expect("no more completions than were posted");
+        for end in ended.drain(..) {
+            // After a panic all entries have ended.
+            let Some(entry) = in_flight.next() else {
+                assert!(!is_well, "no more completions than were posted");
+                break;
+            };
             entry.end = Some(FinalStatus::Hardware(end));
+            self.failed += usize::from(entry.has_failed());
         }
-        self.post();
+        self.ended = ended;
+        is_well
     }
 
-    /// Posts pending descriptors while there is space. After an entry that failed nothing is posted
-    /// until it is finished: what is ordered after it, such as a notification write, must not
-    /// overtake it.
-    fn post(&mut self) {
-        if self.is_finishing
-            || self.entries.iter().take(self.posted).any(InFlightDescriptor::has_failed)
-        {
-            return;
+    /// Posts pending descriptors while there is space; `false` if the driver panicked. After an entry
+    /// that failed nothing is posted until it is finished: what is ordered after it, such as a
+    /// notification write, must not overtake it.
+    fn post(&mut self) -> bool {
+        if self.hardware.is_none() {
+            self.fail_entries();
+            return true;
         }
         let before = self.posted;
-        while self.posted < self.entries.len() {
+        while self.posted < self.entries.len() && self.failed == 0 {
             let notification = self.notification_write_of(self.posted);
             let descriptor = &self.entries[self.posted].descriptor;
             let end = if descriptor.is_cancelled() {
@@ -142,40 +201,39 @@ impl PciQueue {
             } else if descriptor.length() == 0 {
                 Some(FinalStatus::Hardware(HwStatus::Ok))
             } else {
-                let Some(hardware) = self.hardware.as_mut() else { return };
+                let Some(hardware) = self.hardware.as_mut() else { break };
                 let post = AssertUnwindSafe(|| hardware.post(descriptor, notification));
                 match catch_unwind(post) {
                     Ok(PostResult::Accepted) => None,
                     Ok(PostResult::Full) => break,
                     Ok(PostResult::Completed(end)) => Some(FinalStatus::Hardware(end)),
-                    Err(_) => return self.fail_hardware(),
+                    Err(_) => {
+                        self.fail_hardware();
+                        return false;
+                    }
                 }
             };
-            self.entries[self.posted].end = end;
+            let entry = &mut self.entries[self.posted];
+            entry.end = end;
+            self.failed += usize::from(entry.has_failed());
             self.posted += 1;
-            if self.entries[self.posted - 1].has_failed() {
-                break;
-            }
         }
-        if self.posted > before {
-            let _ = self.call_driver(|hardware| hardware.ring_doorbell());
-        }
+        self.posted == before || self.call_driver(|hardware| hardware.ring_doorbell())
     }
 
-    /// Calls the driver; `None` if the driver panics or has panicked before.
-    fn call_driver<R>(&mut self, call: impl FnOnce(&mut dyn HardwareQueue) -> R) -> Option<R> {
-        let hardware = self.hardware.as_mut()?;
-        let result = catch_unwind(AssertUnwindSafe(|| call(&mut **hardware))).ok();
-        if result.is_none() {
+    /// Calls the driver; `false` if the driver panics. Does nothing if it has panicked before.
+    fn call_driver(&mut self, call: impl FnOnce(&mut dyn HardwareQueue)) -> bool {
+        let Some(hardware) = self.hardware.as_mut() else { return true };
+        let is_well = catch_unwind(AssertUnwindSafe(|| call(&mut **hardware))).is_ok();
+        if !is_well {
             self.fail_hardware();
         }
-        result
+        is_well
     }
 
-    /// After a panic in the driver: stops the device, leaves its descriptors to the processor, and
-    /// closes the channel.
+    /// After a panic in the driver: stops the device, and leaves its descriptors to the processor.
+    /// The channel is closed by the caller.
     fn fail_hardware(&mut self) {
-        self.closed = true;
         let hardware = self.hardware.take();
         if catch_unwind(AssertUnwindSafe(|| drop(hardware))).is_err() {
             // The device may still write to memory that would be freed now.
@@ -185,9 +243,14 @@ impl PciQueue {
             std::process::abort();
         }
         tracing::error!("the driver of a device panicked: the processor finishes its descriptors");
+        self.fail_entries();
+    }
+
+    /// Fails all entries that have not ended.
+    fn fail_entries(&mut self) {
         for entry in self.entries.iter_mut().filter(|entry| entry.end.is_none()) {
-            entry.end =
-                Some(FinalStatus::Hardware(HwStatus::Failed("the driver of the device panicked")));
+            entry.end = Some(PANICKED);
+            self.failed += 1;
         }
         self.posted = self.entries.len();
     }
@@ -201,12 +264,16 @@ impl PciQueue {
         })
     }
 
-    /// Removes the oldest entries up to the first that is not complete.
-    fn drain_finished(&mut self) -> Vec<InFlightDescriptor> {
-        let finished =
-            self.entries.iter().take(self.posted).take_while(|e| e.end.is_some()).count();
-        self.posted -= finished;
-        self.entries.drain(..finished).collect()
+    /// Removes the oldest entry if it has ended.
+    fn take_finished(&mut self, taken: &AtomicU64) -> Option<InFlightDescriptor> {
+        if self.posted == 0 || self.entries.front()?.end.is_none() {
+            return None;
+        }
+        let entry = self.entries.pop_front()?;
+        self.posted -= 1;
+        self.failed -= usize::from(entry.has_failed());
+        add(taken, 1);
+        Some(entry)
     }
 }
 
@@ -214,7 +281,10 @@ impl InFlightDescriptor {
     fn has_failed(&self) -> bool {
         matches!(
             self.end,
-            Some(FinalStatus::Hardware(HwStatus::Failed(_)) | FinalStatus::Cancelled)
+            Some(
+                FinalStatus::Hardware(HwStatus::Failed(_) | HwStatus::BadMemory { .. })
+                    | FinalStatus::Cancelled
+            )
         )
     }
 
@@ -228,6 +298,13 @@ impl InFlightDescriptor {
             Some(FinalStatus::Hardware(HwStatus::OkNotified)) => {
                 self.descriptor.finish_notified();
                 return Ok(());
+            }
+            Some(FinalStatus::Hardware(HwStatus::OkValue(value))) => {
+                self.descriptor.finish(Ok(Some(value)));
+                return Ok(());
+            }
+            Some(FinalStatus::Hardware(HwStatus::BadMemory { address, done_bytes })) => {
+                ExecutionError::BadMemory { address, done_bytes }
             }
             Some(FinalStatus::Cancelled) => ExecutionError::Cancelled { done_bytes: 0 },
             Some(FinalStatus::Hardware(HwStatus::Failed(reason))) => {
@@ -244,31 +321,42 @@ impl InFlightDescriptor {
 // of `HardwareQueue` the device accesses none of them after its end.
 unsafe impl Channel for DeviceChannel {
     fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Submitted, SubmitError> {
-        let mut queue = lock(&self.queue);
-        if queue.closed {
+        let counters = &self.counters;
+        let mut inbox = lock(&self.inbox);
+        if inbox.closed {
             return Err(SubmitError::Closed);
         }
-        let first = queue.statistics.submitted + 1;
-        let free = self.capacity.saturating_sub(queue.entries.len());
-        let mut count = 0;
+        let before = counters.submitted.load(Ordering::Relaxed);
+        let in_flight = before - counters.taken.load(Ordering::Acquire);
+        let free = self.capacity.saturating_sub(in_flight as usize);
+        let (mut count, mut bytes) = (0, 0);
         for entry in batch.iter_mut().filter(|entry| entry.is_some()).take(free) {
             let descriptor = entry.take().expect("checked above");
-            queue.outstanding_bytes += descriptor.length();
-            queue.entries.push_back(InFlightDescriptor { descriptor, end: None });
+            bytes += descriptor.length();
+            inbox.descriptors.push_back(descriptor);
             count += 1;
         }
-        queue.statistics.submitted += count as u64;
-        queue.statistics.full += u64::from(batch.iter().any(Option::is_some));
-        queue.post();
-        Ok(Submitted { first, count })
+        if batch.iter().any(Option::is_some) {
+            add(&counters.full, 1);
+        }
+        if count > 0 {
+            add(&counters.submitted_bytes, bytes);
+            add(&counters.submitted, count as u64);
+        }
+        drop(inbox);
+        if count > 0 && self.gate.request() {
+            self.leave();
+        }
+        Ok(Submitted { first: before + 1, count })
     }
 
+    #[inline]
     fn completed(&self) -> Sequence {
-        lock(&self.queue).statistics.completed
+        self.counters.completed.load(Ordering::Acquire)
     }
 
     fn error_of(&self, sequence: Sequence) -> Option<ExecutionError> {
-        lock(&self.queue).failures.find(sequence)
+        lock(&self.failures).find(sequence)
     }
 
     fn poll(&self) -> bool {
@@ -276,22 +364,38 @@ unsafe impl Channel for DeviceChannel {
     }
 
     fn close(&self) {
-        lock(&self.queue).closed = true;
+        lock(&self.inbox).closed = true;
     }
 
     fn outstanding_bytes(&self) -> u64 {
-        lock(&self.queue).outstanding_bytes
+        // The ended ones first: they are never more than the submitted ones that are read later.
+        let ended = self.counters.ended_bytes.load(Ordering::Acquire);
+        self.counters.submitted_bytes.load(Ordering::Acquire) - ended
     }
 
     fn statistics(&self) -> ChannelStatistics {
-        lock(&self.queue).statistics
+        let counters = &self.counters;
+        let completed = counters.completed.load(Ordering::Acquire);
+        let load = |counter: &AtomicU64| counter.load(Ordering::Acquire);
+        ChannelStatistics {
+            submitted: load(&counters.submitted),
+            completed,
+            failed: load(&counters.failed),
+            bytes: load(&counters.copied_bytes),
+            full: load(&counters.full),
+            ..ChannelStatistics::default()
+        }
     }
 }
 
 impl Drop for DeviceChannel {
     fn drop(&mut self) {
-        // No other thread is left; a step that unwound may have left this flag set.
-        lock(&self.queue).is_finishing = false;
+        // No other thread is left; a step that unwound may be inside still, and what others left in
+        // the inbox meanwhile is posted here.
+        self.gate.reset();
+        if self.gate.request() {
+            self.leave();
+        }
         // Drivers time out on a device that stops, so this loop ends.
         while !lock(&self.queue).entries.is_empty() {
             if !self.step() {

@@ -79,7 +79,7 @@ impl EngineFactory for PciFactory {
 }
 
 /// Returns whether the text is a PCI address: `0000:00:04.0`, or the same without the domain.
-fn is_address(text: &str) -> bool {
+pub(crate) fn is_address(text: &str) -> bool {
     let is_hex = |part: &str, digits: usize| {
         part.len() == digits && part.bytes().all(|byte| byte.is_ascii_hexdigit())
     };

@@ -22,6 +22,15 @@ pub enum HwStatus {
     Ok,
     /// Success, and the notification write after it is complete.
     OkNotified,
+    /// Success, with the result of a compare that found a difference, or of a CRC.
+    OkValue(u64),
+    /// The memory is invalid; the device will not access it any more.
+    BadMemory {
+        /// The first address that could not be accessed.
+        address: u64,
+        /// Bytes done from the start.
+        done_bytes: u64,
+    },
     /// Failure; the device will not access its memory any more. The processor executes the
     /// descriptor.
     Failed(&'static str),

@@ -19,16 +19,26 @@ const COPY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The cost line of an engine's copies; `None` if they do not complete.
 pub(crate) fn measure(engine: &dyn Engine) -> Option<CostLine> {
-    let pinner = engine.pinner()?;
-    let cache =
-        PinCache::new(pinner, PinCacheLimits::default(), InvalidationMode::Explicit).ok()?;
-    let (source, target) = (Pages::new(LARGE).ok()?, Pages::new(LARGE).ok()?);
-    let lease = |pages: &Pages, access| {
-        cache.acquire(pages.as_ptr() as usize, LARGE, access).ok().map(Arc::new)
+    let cache = match engine.pinner() {
+        Some(pinner) => {
+            let (limits, mode) = (PinCacheLimits::default(), InvalidationMode::Explicit);
+            Some(PinCache::new(pinner, limits, mode).ok()?)
+        }
+        None => None,
+    };
+    let (source, mut target) = (Pages::new(LARGE).ok()?, Pages::new(LARGE).ok()?);
+    // Resident: page faults are no part of the cost of a copy.
+    target.as_mut_slice().fill(1);
+    let lease = |pages: &Pages, access| match &cache {
+        Some(cache) => {
+            let lease = cache.acquire(pages.as_ptr() as usize, LARGE, access).ok()?;
+            Some(Some(Arc::new(lease)))
+        }
+        None => Some(None),
     };
     let leases = Arc::new(DescriptorLeases {
-        source: Some(lease(&source, Access::Read)?),
-        target: Some(lease(&target, Access::Write)?),
+        source: lease(&source, Access::Read)?,
+        target: lease(&target, Access::Write)?,
         variable: None,
     });
     // Dropped before the memory: the drop waits for everything in flight.

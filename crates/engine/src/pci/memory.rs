@@ -12,13 +12,15 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use memferry_sys::Pages;
 use memferry_sys::device::{DmaDevice, DmaDirection};
 use memferry_sys::pages::page_bytes;
+use memferry_sys::residency;
 
 /// Memory that the processor and the device read and write.
 #[derive(Debug)]
 pub(crate) struct CoherentMemory {
     pages: Pages,
     addresses: Box<[u64]>,
-    device: Arc<dyn DmaDevice>,
+    /// `None` if the device uses the addresses of this process.
+    device: Option<Arc<dyn DmaDevice>>,
 }
 
 /// An array of elements of one size in coherent memory.
@@ -65,7 +67,25 @@ impl CoherentMemory {
         unsafe {
             device.map(pages.as_ptr() as usize, &mut addresses, DmaDirection::Bidirectional)
         }?;
-        Ok(Self { pages, addresses, device })
+        Ok(Self { pages, addresses, device: Some(device) })
+    }
+
+    /// Allocates at least `bytes`, all zero, for a device that shares the address space of this
+    /// process.
+    pub(crate) fn shared_virtual(bytes: usize) -> io::Result<Self> {
+        let pages = Pages::new(bytes)?;
+        pages.exclude_from_fork()?;
+        let start = pages.as_ptr() as usize;
+        // Resident, as far as the system permits it: the device would report faults.
+        let _ = residency::populate_write(start, bytes.next_multiple_of(page_bytes()));
+        let count = bytes.div_ceil(page_bytes());
+        let addresses = (0..count).map(|page| (start + page * page_bytes()) as u64).collect();
+        Ok(Self { pages, addresses, device: None })
+    }
+
+    /// Whether all bytes have contiguous addresses for the device.
+    pub(crate) fn is_contiguous(&self) -> bool {
+        self.device.as_ref().is_none_or(|device| device.is_contiguous())
     }
 
     /// The IOVA of the byte at an offset.
@@ -119,8 +139,10 @@ impl CoherentMemory {
 
 impl Drop for CoherentMemory {
     fn drop(&mut self) {
-        // Unmapped before the pages are freed.
-        // SAFETY: `new` mapped these addresses.
-        unsafe { self.device.unmap(&self.addresses) };
+        if let Some(device) = &self.device {
+            // Unmapped before the pages are freed.
+            // SAFETY: `new` mapped these addresses.
+            unsafe { device.unmap(&self.addresses) };
+        }
     }
 }

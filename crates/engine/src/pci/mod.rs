@@ -12,6 +12,8 @@ mod channel_slots;
 #[cfg(not(loom))]
 mod factory;
 #[doc(hidden)]
+pub mod gate;
+#[doc(hidden)]
 pub mod hardware;
 #[cfg(not(loom))]
 mod measure;
@@ -26,9 +28,9 @@ pub use open::available_devices;
 pub(crate) use {
     channel::DeviceChannel,
     channel_slots::{ChannelSlot, ChannelSlots},
-    factory::PciFactory,
+    factory::{PciFactory, is_address},
     hardware::{HardwareQueue, HwStatus, PostResult},
     measure::measure,
     memory::{CoherentMemory, DmaArray},
-    open::{ACCESS_REVOKED, open_all, open_error, poll_until},
+    open::{ACCESS_REVOKED, open_all, open_error, open_vfio, poll_until},
 };

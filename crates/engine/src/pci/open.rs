@@ -31,6 +31,16 @@ pub(crate) fn open_all(
     addresses: &[impl AsRef<str>],
     ids: &[PciId],
 ) -> Result<Vec<Arc<dyn DmaDevice>>, OpenError> {
+    let devices = open_vfio(engine, addresses, ids)?;
+    Ok(devices.into_iter().map(|device| Arc::new(device) as Arc<dyn DmaDevice>).collect())
+}
+
+/// Like [`open_all`], for drivers that need more of a device than its registers.
+pub(crate) fn open_vfio(
+    engine: &str,
+    addresses: &[impl AsRef<str>],
+    ids: &[PciId],
+) -> Result<Vec<VfioDevice>, OpenError> {
     // Checked before anything is opened: the error must not tell the user to bind a device that
     // this engine cannot drive.
     for address in addresses.iter().map(AsRef::as_ref) {
@@ -44,8 +54,7 @@ pub(crate) fn open_all(
             return Err(open_error(engine, &reason));
         }
     }
-    let devices = VfioDevice::open_all(addresses).map_err(|error| open_error(engine, &error))?;
-    Ok(devices.into_iter().map(|device| Arc::new(device) as Arc<dyn DmaDevice>).collect())
+    VfioDevice::open_all(addresses).map_err(|error| open_error(engine, &error))
 }
 
 /// The reason why no channel is opened on a device that did not stop.

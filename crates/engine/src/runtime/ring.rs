@@ -1,4 +1,5 @@
-//! The bounded ring between submitters and a channel's worker thread: many producers, one consumer.
+//! The bounded ring between submitters and a channel's worker thread: many producers, one consumer,
+//! and threads that help it.
 //!
 //! A slot is one cache line with a descriptor and its sequence. A submitter claims slots by
 //! advancing the tail, writes the descriptor, then the sequence; the worker waits for the sequence
@@ -6,27 +7,52 @@
 //! of the last descriptor it *finished*, and a slot is free again when its descriptor is finished.
 //! So a submission moves exactly one cache line, and a completion one more.
 //!
+//! A waiting thread helps: it claims values that were submitted as shared, as the worker does, from
+//! the front. It marks them as finished in a list of its own; only the worker publishes, in order.
+//! The worker's claim is a compare-and-swap in a line that is its own while no thread helps.
+//!
+//! A consumer that lets no thread help, such as one that has several values in flight, takes and
+//! completes instead ([`SubmissionRing::take`], [`SubmissionRing::complete`]): it counts for itself.
+//!
 //! Access rules: only submitters access `tail` and `limit`; the worker writes `consumer`, and all
 //! threads read it; a slot belongs to the submitter that claimed it until the submitter has written
-//! the sequence, then to the worker until `completed` reaches the sequence.
+//! the sequence, then to the thread that claims its value, until `completed` reaches the sequence.
+//! `finished` of a slot is written by the thread that claimed its value, and read by all.
+
+mod claims;
 
 use std::mem::MaybeUninit;
 
 use crossbeam_utils::CachePadded;
-use memferry_sys::sync::atomic::{AtomicU64, Ordering};
+use memferry_sys::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use memferry_sys::sync::{UnsafeCell, store_max};
 
 use crate::contract::{Sequence, SubmitError, Submitted};
+pub use claims::ClaimedRun;
 
 /// The top bit of the tail: the ring is closed.
 const CLOSED: u64 = 1 << 63;
+/// The top bit of a slot's sequence: any thread may claim the value.
+const SHARED: u64 = 1 << 63;
 
 /// A bounded ring of `T`, numbered from 1.
 #[derive(Debug)]
 pub struct SubmissionRing<T> {
     producer: CachePadded<ProducerLine>,
     consumer: CachePadded<ConsumerLine>,
+    /// The number of values that the worker and its helpers have claimed.
+    claimed: CachePadded<AtomicU64>,
     slots: Box<[RingSlot<T>]>,
+    /// The last value of each slot that was finished before those in front of it were.
+    finished: Box<[FinishedValue]>,
+    /// Who may publish finished values: see `claims`.
+    publisher: AtomicU32,
+}
+
+#[derive(Debug)]
+struct FinishedValue {
+    sequence: AtomicU64,
+    weight: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -78,7 +104,12 @@ impl<T> SubmissionRing<T> {
                 completed: AtomicU64::new(0),
                 weight: AtomicU64::new(0),
             }),
+            claimed: CachePadded::new(AtomicU64::new(0)),
             slots: (0..capacity).map(slot).collect(),
+            finished: (0..capacity)
+                .map(|_| FinishedValue { sequence: AtomicU64::new(0), weight: AtomicU64::new(0) })
+                .collect(),
+            publisher: AtomicU32::new(claims::WORKER),
         }
     }
 
@@ -88,50 +119,67 @@ impl<T> SubmissionRing<T> {
 
     /// Moves values from the front of `batch` into the ring while there is space.
     pub fn push(&self, batch: &mut [Option<T>]) -> Result<Submitted, SubmitError> {
+        self.push_marked(batch, 0)
+    }
+
+    /// Like [`SubmissionRing::push`], for values that any thread may claim.
+    pub fn push_shared(&self, batch: &mut [Option<T>]) -> Result<Submitted, SubmitError> {
+        self.push_marked(batch, SHARED)
+    }
+
+    fn push_marked(&self, batch: &mut [Option<T>], mark: u64) -> Result<Submitted, SubmitError> {
         let wanted = match &*batch {
             [only] => u64::from(only.is_some()),
             many => many.iter().flatten().count() as u64,
         };
-        let Some((start, count)) = self.claim(wanted)? else {
+        let Some((start, count)) = self.reserve(wanted)? else {
             return Ok(Submitted::NONE);
         };
         let values = batch.iter_mut().filter_map(Option::take).take(count as usize);
         for (index, value) in (start..).zip(values) {
             // SAFETY: claimed above, each once.
-            unsafe { self.put(index, value) };
+            unsafe { self.write(index, value) };
         }
+        // From the last to the first: the worker polls the first, so the batch becomes visible as
+        // one, and the worker fetches no slot that is still being written.
+        (start..start + count).rev().for_each(|index| self.publish(index, mark));
         Ok(Submitted { first: start + 1, count: count as usize })
     }
 
-    /// Moves one value into the ring and returns its sequence. `Err` returns the value if the ring
-    /// is full or closed.
+    /// Moves one value into the ring and returns its sequence; `shared`: any thread may claim it.
+    /// `Err` returns the value if the ring is full or closed.
     #[inline]
-    pub fn push_one(&self, value: T) -> Result<Sequence, T> {
-        let Ok(Some((index, _))) = self.claim(1) else {
+    pub fn push_one(&self, value: T, shared: bool) -> Result<Sequence, T> {
+        let Ok(Some((index, _))) = self.reserve(1) else {
             return Err(value);
         };
         // SAFETY: claimed above.
-        unsafe { self.put(index, value) };
+        unsafe { self.write(index, value) };
+        self.publish(index, if shared { SHARED } else { 0 });
         Ok(index + 1)
     }
 
-    /// Writes a value and its sequence.
+    /// Writes a value to its slot.
     ///
     /// # Safety
     /// The caller must have claimed the index, and write to it once.
     #[inline]
-    unsafe fn put(&self, index: u64, value: T) {
-        let slot = self.slot(index);
-        slot.value.with_mut(|cell| {
+    unsafe fn write(&self, index: u64, value: T) {
+        self.slot(index).value.with_mut(|cell| {
             // SAFETY: the claim is the caller's alone, and it was below `limit`, so the value of
             // the previous lap in the slot is finished and dropped.
             unsafe { (*cell).write(value) };
         });
-        slot.sequence.store(index + 1, Ordering::Release);
     }
 
-    /// Claims up to `wanted` slots; `None` when the ring is full.
-    fn claim(&self, wanted: u64) -> Result<Option<(u64, u64)>, SubmitError> {
+    /// Publishes a value that was written.
+    #[inline]
+    fn publish(&self, index: u64, mark: u64) {
+        self.slot(index).sequence.store((index + 1) | mark, Ordering::Release);
+    }
+
+    /// Claims up to `wanted` slots for values; `None` when the ring is full.
+    fn reserve(&self, wanted: u64) -> Result<Option<(u64, u64)>, SubmitError> {
         let mut tail = self.producer.tail.load(Ordering::Relaxed);
         loop {
             if tail & CLOSED != 0 {
@@ -191,7 +239,7 @@ impl<T> SubmissionRing<T> {
     /// Whether the value after `taken` has been written. For the worker only.
     #[inline]
     pub fn has_next(&self, taken: Sequence) -> bool {
-        self.slot(taken).sequence.load(Ordering::Acquire) == taken + 1
+        self.slot(taken).sequence.load(Ordering::Acquire) & !SHARED == taken + 1
     }
 
     /// Takes the value after `taken`, if it has been written. A taken value need not be completed
@@ -205,7 +253,16 @@ impl<T> SubmissionRing<T> {
         }
         // SAFETY: the sequence shows that the submitter has written the value and left the slot;
         // the caller guarantees to take it once. The slot is not reused before it is completed.
-        Some(self.slot(taken).value.with(|cell| unsafe { (*cell).assume_init_read() }))
+        Some(unsafe { self.read(taken) })
+    }
+
+    /// Moves the value out of a slot.
+    ///
+    /// # Safety
+    /// The value must have been written, as its sequence shows, and be the caller's.
+    unsafe fn read(&self, index: u64) -> T {
+        // SAFETY: the caller guarantees that the value is there, and reads it once.
+        self.slot(index).value.with(|cell| unsafe { (*cell).assume_init_read() })
     }
 
     /// Publishes that every value up to `sequence` is finished, and adds `weight`, that of

@@ -1,21 +1,23 @@
 //! A channel that consists of a ring and a worker thread: everything but the work itself.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
-use memferry_sys::affinity;
 use memferry_sys::fork::OwnerProcess;
+use memferry_sys::stats::kinds::ChannelCounters;
+use memferry_sys::stats::{self, Block};
 use memferry_sys::sync::lock;
+use memferry_sys::{affinity, probes};
 
 use super::park::{Parker, WaitQueue};
-use super::ring::SubmissionRing;
+use super::ring::{ClaimedRun, SubmissionRing};
 use crate::completion::{Completion, Waiters};
 use crate::contract::{
-    Channel, ChannelOptions, ChannelStatistics, Descriptor, ExecutionError, OpenError, Sequence,
-    SubmitError, Submitted,
+    Channel, ChannelOptions, ChannelStatistics, Descriptor, ExecutionError, Kernel, OpenError,
+    Sequence, SubmitError, Submitted,
 };
 use crate::runtime::{FailureLog, enter_engine_thread, is_engine_thread};
 
@@ -43,7 +45,20 @@ pub(crate) struct ChannelShared {
     submit_counters: CachePadded<SubmitCounters>,
     /// Written by the worker thread alone, so plain adds need no locked instruction.
     worker_counters: CachePadded<WorkerCounters>,
+    /// What `memferry top` shows. Written by the worker thread alone.
+    shown: Block<ChannelCounters>,
     failures: Mutex<FailureLog>,
+    window: Option<WindowKernel>,
+    /// Other threads may execute descriptors: the worker thread claims those that it executes.
+    has_helpers: bool,
+}
+
+/// How a processor copies a window: many small copies that are queued at once.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WindowKernel {
+    pub(crate) kernel: Kernel,
+    /// The queued bytes from which the kernel is used.
+    pub(crate) bytes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -59,6 +74,8 @@ struct WorkerCounters {
     moved_bytes: AtomicU64,
     failed: AtomicU64,
     sleeps: AtomicU64,
+    /// The core on which the worker thread woke up last.
+    core: AtomicUsize,
 }
 
 impl ThreadedChannel {
@@ -68,6 +85,8 @@ impl ThreadedChannel {
         engine: &'static str,
         options: &ChannelOptions,
         default_capacity: usize,
+        window: Option<WindowKernel>,
+        has_helpers: bool,
         prepare: impl FnOnce(Arc<ChannelShared>) -> Result<R, OpenError> + Send + 'static,
     ) -> Result<Self, OpenError> {
         let open_error = move |reason: String| OpenError::System { engine: engine.into(), reason };
@@ -78,7 +97,10 @@ impl ThreadedChannel {
             waiters: Waiters::new(),
             submit_counters: CachePadded::default(),
             worker_counters: CachePadded::default(),
+            shown: stats::kinds::open_channel(engine, options.label.as_deref()),
             failures: Mutex::default(),
+            window,
+            has_helpers,
         });
         let (worker_shared, closing) = (shared.clone(), shared.clone());
         let (core, (started_tx, started_rx)) = (options.core, std::sync::mpsc::channel());
@@ -97,7 +119,9 @@ impl ThreadedChannel {
                 Ok(run) => {
                     let _ = started_tx.send(Ok(()));
                     enter_engine_thread();
+                    closing.note_core();
                     run_or_abort(run);
+                    closing.show();
                     closing.waiters.close(closing.ring.completed());
                 }
             }
@@ -136,6 +160,48 @@ impl ChannelShared {
     /// Counts bytes that the channel moved itself. Called by the worker thread alone.
     pub(crate) fn count_moved(&self, bytes: u64) {
         add(&self.worker_counters.moved_bytes, bytes);
+        self.shown.sizes[stats::class_of(bytes)].add(1);
+    }
+
+    /// Runs a descriptor, and times it if its turn has come. Called by the worker thread alone.
+    #[inline]
+    pub(crate) fn timed<R>(&self, sequence: Sequence, run: impl FnOnce() -> R) -> R {
+        // The first one too: a channel may have few.
+        if sequence % stats::TIMED_INTERVAL != 1 {
+            return run();
+        }
+        let start = Instant::now();
+        let result = run();
+        let time = start.elapsed().as_nanos() as u64;
+        self.shown.service_time[stats::class_of(time)].add(1);
+        self.show();
+        result
+    }
+
+    /// Stores the statistics for `memferry top`. Called by the worker thread alone: after every 64th descriptor, and
+    /// before it sleeps.
+    fn show(&self) {
+        let statistics = self.statistics();
+        statistics.show(&self.shown);
+        self.shown.outstanding_bytes.set(self.outstanding_bytes());
+    }
+
+    fn outstanding_bytes(&self) -> u64 {
+        let finished = self.ring.finished_weight();
+        self.submit_counters.bytes.load(Ordering::Relaxed).saturating_sub(finished)
+    }
+
+    fn statistics(&self) -> ChannelStatistics {
+        let Self { ring, submit_counters, worker_counters, .. } = self;
+        ChannelStatistics {
+            completed: ring.completed(),
+            submitted: ring.submitted(),
+            failed: worker_counters.failed.load(Ordering::Relaxed),
+            bytes: worker_counters.moved_bytes.load(Ordering::Relaxed),
+            sleeps: worker_counters.sleeps.load(Ordering::Relaxed),
+            wakes: submit_counters.wakes.load(Ordering::Relaxed),
+            full: submit_counters.full.load(Ordering::Relaxed),
+        }
     }
 
     /// Counts and records the failure of a descriptor. Called by the worker thread alone.
@@ -157,17 +223,109 @@ impl ChannelShared {
         self.waiters.notify(sequence);
     }
 
+    /// Finishes a descriptor of the worker thread and publishes every sequence that is complete.
+    ///
+    /// # Safety
+    /// As for [`SubmissionRing::finish`]; the descriptor must be finished and dropped.
+    #[inline]
+    pub(crate) unsafe fn finish(&self, sequence: Sequence, bytes: u64) {
+        // SAFETY: the caller's guarantee.
+        unsafe {
+            self.ring.finish(sequence, bytes);
+            if self.ring.has_publishable() {
+                self.ring.publish_finished();
+            }
+        }
+        self.sleepers.unpark();
+        self.waiters.notify(self.ring.completed());
+    }
+
+    /// Runs a step that may take long, or runs code of the user, with everything before it published and
+    /// its waiters notified. Threads that help publish meanwhile. Called by the worker thread alone.
+    pub(crate) fn run_long(&self, step: impl FnOnce()) {
+        self.publish_helped();
+        self.notify_waiters(self.ring.completed());
+        self.ring.lend_publishing();
+        self.publish_lent();
+        step();
+        self.ring.end_loan();
+    }
+
+    /// Publishes what this thread has finished, if the worker has lent that.
+    fn publish_lent(&self) {
+        if self.ring.publish_lent() {
+            self.sleepers.unpark();
+            self.waiters.notify_fenced(self.ring.completed());
+        }
+    }
+
+    /// Publishes what threads that help have finished; returns whether there was anything. Called by
+    /// the worker thread alone.
+    pub(crate) fn publish_helped(&self) -> bool {
+        // SAFETY: this is the worker thread.
+        let has_published = unsafe { self.ring.publish_finished() };
+        if has_published {
+            self.sleepers.unpark();
+            self.waiters.notify(self.ring.completed());
+        }
+        has_published
+    }
+
+    /// The descriptor with the kernel for the window that it is part of.
+    #[inline]
+    pub(crate) fn in_window(&self, descriptor: Descriptor, sequence: Sequence) -> Descriptor {
+        match self.window {
+            Some(window) if descriptor.is_any_threads() => {
+                let queued = window.bytes.div_ceil(descriptor.length().max(1));
+                match self.ring.is_followed_by(sequence, queued) {
+                    true => descriptor.kernel(window.kernel),
+                    false => descriptor,
+                }
+            }
+            _ => descriptor,
+        }
+    }
+
+    /// Executes queued descriptors on the calling thread, if any thread may; returns how many.
+    fn help(&self) -> u64 {
+        let Some(ClaimedRun { first, count }) = self.ring.claim_shared() else { return 0 };
+        // SAFETY: this thread has claimed the sequences, and takes each once.
+        let take = |sequence| unsafe { self.ring.take_claimed(sequence) };
+        let mut next = Some(take(first));
+        for sequence in first..first + count {
+            let Some(descriptor) = next.take() else { break };
+            if sequence + 1 < first + count {
+                next = Some(take(sequence + 1).prefetched());
+            }
+            let bytes = descriptor.length();
+            self.in_window(descriptor, sequence).run();
+            // SAFETY: this thread has claimed the sequence, and its descriptor is finished.
+            unsafe { self.ring.finish_claimed(sequence, bytes) };
+        }
+        self.publish_lent();
+        // Otherwise the worker publishes it.
+        self.idle.unpark();
+        count
+    }
+
     /// Notifies the waiters for sequences up to `published`, the last published one, also those
     /// that were added while it was published. The worker thread calls it before any long step.
     pub(crate) fn notify_waiters(&self, published: Sequence) {
         self.waiters.notify_fenced(published);
     }
 
+    /// Records the core on which the worker thread runs.
+    fn note_core(&self) {
+        self.worker_counters.core.store(affinity::current_core(), Ordering::Relaxed);
+    }
+
     /// Sleeps until a descriptor is submitted, the ring is closed or the timeout expires, unless
     /// `ready` returns that there is work. May return early. Called by the worker thread alone.
     pub(crate) fn sleep(&self, timeout: Option<Duration>, ready: impl Fn() -> bool) {
+        self.show();
         if self.idle.park(timeout, ready) {
             add(&self.worker_counters.sleeps, 1);
+            self.note_core();
         }
     }
 }
@@ -184,7 +342,10 @@ unsafe impl Channel for ThreadedChannel {
         // the slot arrives from the worker's core.
         let bytes = bytes_of(batch);
         submit_counters.bytes.fetch_add(bytes, Ordering::Relaxed);
-        let accepted = ring.push(batch).inspect_err(|_| {
+        let any_threads =
+            self.shared.has_helpers && batch.iter().flatten().all(Descriptor::is_any_threads);
+        let accepted = if any_threads { ring.push_shared(batch) } else { ring.push(batch) };
+        let accepted = accepted.inspect_err(|_| {
             submit_counters.bytes.fetch_sub(bytes, Ordering::Relaxed);
         })?;
         if accepted.count < batch.len() && batch.iter().any(Option::is_some) {
@@ -192,6 +353,7 @@ unsafe impl Channel for ThreadedChannel {
             submit_counters.bytes.fetch_sub(bytes_of(batch), Ordering::Relaxed);
         }
         if accepted.count > 0 && idle.unpark() {
+            probes::wake(accepted.last());
             submit_counters.wakes.fetch_add(1, Ordering::Relaxed);
         }
         Ok(accepted)
@@ -205,9 +367,11 @@ unsafe impl Channel for ThreadedChannel {
         // Counted before the push, as above.
         let bytes = descriptor.length();
         submit_counters.bytes.fetch_add(bytes, Ordering::Relaxed);
-        match ring.push_one(descriptor) {
+        let shared = self.shared.has_helpers && descriptor.is_any_threads();
+        match ring.push_one(descriptor, shared) {
             Ok(sequence) => {
                 if idle.unpark() {
+                    probes::wake(sequence);
                     submit_counters.wakes.fetch_add(1, Ordering::Relaxed);
                 }
                 Ok(sequence)
@@ -226,7 +390,7 @@ unsafe impl Channel for ThreadedChannel {
             // The lock of the list may stay locked forever, and no thread of this process reaches
             // the sequence.
             let forked = || Completion::failed(ExecutionError::Forked);
-            let is_complete = completed() >= sequence;
+            let is_complete = self.is_complete(sequence);
             return Some(Arc::new(if is_complete { Completion::done() } else { forked() }));
         }
         Some(self.shared.waiters.completion_of(sequence, completed))
@@ -234,6 +398,18 @@ unsafe impl Channel for ThreadedChannel {
 
     fn completed(&self) -> Sequence {
         self.shared.ring.completed()
+    }
+
+    fn is_complete(&self, sequence: Sequence) -> bool {
+        self.shared.ring.is_finished(sequence)
+    }
+
+    fn help(&self, sequence: Sequence) -> u64 {
+        let ring = &self.shared.ring;
+        // Lines of the worker are read only if others are queued too: a thread that waits for the
+        // only descriptor does not slow it down.
+        let is_alone = ring.submitted() <= sequence && ring.completed() + 1 >= sequence;
+        if is_alone || self.is_forked() { 0 } else { self.shared.help() }
     }
 
     fn error_of(&self, sequence: Sequence) -> Option<ExecutionError> {
@@ -245,7 +421,7 @@ unsafe impl Channel for ThreadedChannel {
 
     fn park(&self, sequence: Sequence, timeout: Duration) -> bool {
         let deadline = Instant::now().checked_add(timeout);
-        let reached = || self.completed() >= sequence;
+        let reached = || self.is_complete(sequence);
         while !reached() {
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) || self.is_forked() {
@@ -260,6 +436,10 @@ unsafe impl Channel for ThreadedChannel {
         self.shared.idle.is_asleep()
     }
 
+    fn core(&self) -> Option<usize> {
+        Some(self.shared.worker_counters.core.load(Ordering::Relaxed))
+    }
+
     fn wake(&self) {
         self.shared.idle.unpark();
     }
@@ -270,21 +450,11 @@ unsafe impl Channel for ThreadedChannel {
     }
 
     fn outstanding_bytes(&self) -> u64 {
-        let finished = self.shared.ring.finished_weight();
-        self.shared.submit_counters.bytes.load(Ordering::Relaxed).saturating_sub(finished)
+        self.shared.outstanding_bytes()
     }
 
     fn statistics(&self) -> ChannelStatistics {
-        let ChannelShared { ring, submit_counters, worker_counters, .. } = &*self.shared;
-        ChannelStatistics {
-            completed: ring.completed(),
-            submitted: ring.submitted(),
-            failed: worker_counters.failed.load(Ordering::Relaxed),
-            bytes: worker_counters.moved_bytes.load(Ordering::Relaxed),
-            sleeps: worker_counters.sleeps.load(Ordering::Relaxed),
-            wakes: submit_counters.wakes.load(Ordering::Relaxed),
-            full: submit_counters.full.load(Ordering::Relaxed),
-        }
+        self.shared.statistics()
     }
 }
 

@@ -13,6 +13,7 @@
 mod claims;
 mod completion;
 mod dispatch;
+mod help;
 mod park;
 mod pci;
 mod ring;

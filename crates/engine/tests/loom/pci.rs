@@ -136,10 +136,12 @@ impl World {
 
     /// Completes the remaining transfers, without other threads: every poll must make progress.
     fn drain(&self) {
-        let submitted = self.channel.statistics().submitted;
-        while self.channel.completed() < submitted {
+        // Read again each time: the end of a transfer may submit a follower.
+        let submitted = || self.channel.statistics().submitted;
+        while self.channel.completed() < submitted() {
             assert!(self.channel.poll(), "something is left, and nobody is at it");
         }
+        let submitted = submitted();
         assert_eq!((self.channel.completed(), self.channel.outstanding_bytes()), (submitted, 0));
     }
 }

@@ -1,5 +1,6 @@
 //! One channel of the model: its registers, and the effects of writing them.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,10 @@ pub(super) struct IoatModelChannel {
     doorbell: Condvar,
     /// Notified when the thread has stopped working.
     stopped: Condvar,
+    /// The number of changes that the thread must look at.
+    changes: AtomicU64,
+    /// Whether the thread polls for changes and through delays, and nobody calls the system for it.
+    is_polling: bool,
 }
 
 #[derive(Debug)]
@@ -55,6 +60,8 @@ pub(super) struct ChannelRegisters {
     /// Counts events that cancel the thread's work: the result of a step of an earlier epoch is
     /// dropped.
     epoch: u64,
+    /// The time of the last doorbell, while the thread polls.
+    rung_at: Option<Instant>,
     pub(super) counters: IoatModelCounters,
 }
 
@@ -80,9 +87,46 @@ pub(super) struct ModelStep {
 }
 
 impl IoatModelChannel {
-    pub(super) fn new() -> Self {
-        let registers = Mutex::new(ChannelRegisters::new());
-        Self { registers, doorbell: Condvar::new(), stopped: Condvar::new() }
+    pub(super) fn new(is_polling: bool) -> Self {
+        Self {
+            registers: Mutex::new(ChannelRegisters::new()),
+            doorbell: Condvar::new(),
+            stopped: Condvar::new(),
+            changes: AtomicU64::new(0),
+            is_polling,
+        }
+    }
+
+    /// Tells the thread of a change.
+    fn notify(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+        if !self.is_polling {
+            self.doorbell.notify_all();
+        }
+    }
+
+    /// Waits for a change after `seen`.
+    fn wait<'a>(
+        &'a self,
+        registers: MutexGuard<'a, ChannelRegisters>,
+        seen: u64,
+    ) -> MutexGuard<'a, ChannelRegisters> {
+        const POLLS: u32 = 1 << 20;
+        const SLEEP: Duration = Duration::from_micros(100);
+        if !self.is_polling {
+            return self.doorbell.wait(registers).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(registers);
+        let mut polls = 0;
+        while self.changes.load(Ordering::Acquire) == seen {
+            polls += 1;
+            if polls < POLLS {
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep(SLEEP);
+            }
+        }
+        lock(&self.registers)
     }
 
     pub(super) fn counters(&self) -> IoatModelCounters {
@@ -102,8 +146,12 @@ impl IoatModelChannel {
         refuses_reset: impl FnOnce() -> bool,
     ) -> Result<(), &'static str> {
         let mut registers = lock(&self.registers);
+        if self.is_polling && register == DMACOUNT {
+            registers.rung_at = Some(Instant::now());
+        }
         let result = registers.write(register, value, refuses_reset);
-        self.doorbell.notify_all();
+        drop(registers);
+        self.notify();
         result
     }
 
@@ -113,14 +161,14 @@ impl IoatModelChannel {
         let mut registers = lock(&self.registers);
         registers.epoch += 1;
         registers.pending_stops += 1;
-        self.doorbell.notify_all();
+        self.notify();
         // The thread counts as busy until it has seen the cancellation.
         while registers.is_busy {
             registers = self.stopped.wait(registers).unwrap_or_else(PoisonError::into_inner);
         }
         then(&mut registers);
         registers.pending_stops -= 1;
-        self.doorbell.notify_all();
+        self.notify();
     }
 
     /// Ends the thread.
@@ -128,18 +176,20 @@ impl IoatModelChannel {
         let mut registers = lock(&self.registers);
         registers.is_closed = true;
         registers.epoch += 1;
-        self.doorbell.notify_all();
+        self.notify();
     }
 
     /// Waits for the next step; `None` when the channel is closed.
     pub(super) fn next_step(&self) -> Option<ModelStep> {
         let mut registers = lock(&self.registers);
         while !registers.is_closed {
+            // Read with the lock: a change after this look has a higher number.
+            let seen = self.changes.load(Ordering::Acquire);
             if let Some(descriptor) = registers.next_descriptor() {
                 registers.is_busy = true;
                 return Some(ModelStep { descriptor, epoch: registers.epoch });
             }
-            registers = self.doorbell.wait(registers).unwrap_or_else(PoisonError::into_inner);
+            registers = self.wait(registers, seen);
         }
         None
     }
@@ -148,13 +198,18 @@ impl IoatModelChannel {
     pub(super) fn end_step(&self, step: ModelStep) -> Option<MutexGuard<'_, ChannelRegisters>> {
         let mut registers = lock(&self.registers);
         registers.is_busy = false;
-        self.stopped.notify_all();
+        if registers.pending_stops > 0 {
+            self.stopped.notify_all();
+        }
         (registers.epoch == step.epoch).then_some(registers)
     }
 
     /// Delays a step; returns whether it is still wanted.
     pub(super) fn pause(&self, step: ModelStep, delay: Duration) -> bool {
         let until = Instant::now() + delay;
+        while self.is_polling && Instant::now() < until {
+            std::hint::spin_loop();
+        }
         let mut registers = lock(&self.registers);
         while registers.epoch == step.epoch {
             let left = until.saturating_duration_since(Instant::now());
@@ -189,6 +244,7 @@ impl ChannelRegisters {
             is_closed: false,
             pending_stops: 0,
             epoch: 0,
+            rung_at: None,
             counters: IoatModelCounters::default(),
         }
     }
@@ -332,6 +388,11 @@ impl ChannelRegisters {
         self.next = Some(DescriptorRef { address: next, is_first: false });
         self.counters.descriptors += 1;
         self.counters.bytes += bytes;
+        if self.done == self.count
+            && let Some(rung_at) = self.rung_at.take()
+        {
+            self.counters.turnaround_ns += rung_at.elapsed().as_nanos() as u64;
+        }
         if std::mem::take(&mut self.wants_suspend) {
             self.state = ChannelState::Suspended;
         } else if self.done == self.count {

@@ -11,7 +11,6 @@
 mod access;
 mod channel;
 mod faults;
-mod memory;
 #[cfg(test)]
 mod tests;
 mod worker;
@@ -30,10 +29,10 @@ use memferry_sys::sync::lock;
 pub use faults::{EFAULT, EINVAL, EIO, ENOMEM, ENOSPC, ETIMEDOUT, FaultSchedule, IoatFaults};
 
 use crate::ioat::{IoatEngine, registers};
+use crate::testing::iova_memory::IovaMemory;
 use access::DeviceRegisters;
 use channel::{ChannelRegisters, IoatModelChannel};
 use faults::IoatFaultScript;
-use memory::IoatModelMemory;
 
 impl IoatEngine {
     /// Creates the engine over a model of a device.
@@ -59,6 +58,9 @@ pub struct IoatModelCounters {
     pub stalls: u64,
     /// Writes of the descriptor count.
     pub doorbells: u64,
+    /// The time in nanoseconds from doorbells to the end of the last descriptor that they announced, of
+    /// a model that polls.
+    pub turnaround_ns: u64,
 }
 
 impl Add for IoatModelCounters {
@@ -72,6 +74,7 @@ impl Add for IoatModelCounters {
             halts: self.halts + other.halts,
             stalls: self.stalls + other.stalls,
             doorbells: self.doorbells + other.doorbells,
+            turnaround_ns: self.turnaround_ns + other.turnaround_ns,
         }
     }
 }
@@ -85,6 +88,7 @@ pub struct IoatModelBuilder {
     fills: bool,
     version: u8,
     is_contiguous: bool,
+    is_polling: bool,
     faults: IoatFaults,
 }
 
@@ -132,6 +136,15 @@ impl IoatModelBuilder {
         self
     }
 
+    /// Sets the time of every descriptor, as the fault [`IoatFaults::delay`] does, and makes the threads
+    /// poll: what a copy takes longer is the driver's, and the hand-over between two cores.
+    #[must_use]
+    pub fn service(mut self, time: std::time::Duration) -> Self {
+        self.is_polling = true;
+        self.faults.delay = time;
+        self
+    }
+
     /// Sets the initial faults.
     #[must_use]
     pub fn faults(mut self, faults: IoatFaults) -> Self {
@@ -147,8 +160,8 @@ impl IoatModelBuilder {
         assert!(self.channels <= usize::from(registers::CHANCNT_COUNT), "at most 31 channels");
         let max_bytes = registers::max_transfer_bytes(self.transfer_power);
         let shared = Arc::new(IoatModelShared {
-            channels: (0..self.channels).map(|_| IoatModelChannel::new()).collect(),
-            memory: IoatModelMemory::new(self.is_contiguous),
+            channels: (0..self.channels).map(|_| IoatModelChannel::new(self.is_polling)).collect(),
+            memory: IovaMemory::new(self.is_contiguous),
             script: Mutex::new(IoatFaultScript::new(self.faults)),
             registers: Mutex::default(),
             violations: Mutex::default(),
@@ -185,7 +198,7 @@ struct IoatModelShared {
     options: IoatModelBuilder,
     max_transfer_bytes: u64,
     channels: Vec<IoatModelChannel>,
-    memory: IoatModelMemory,
+    memory: IovaMemory,
     script: Mutex<IoatFaultScript>,
     registers: Mutex<DeviceRegisters>,
     violations: Mutex<Vec<String>>,
@@ -207,6 +220,7 @@ impl IoatModel {
             fills: true,
             version: 0x33,
             is_contiguous: false,
+            is_polling: false,
             faults: IoatFaults::default(),
         }
     }

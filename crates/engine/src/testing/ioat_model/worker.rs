@@ -9,9 +9,9 @@ use memferry_sys::sync::lock;
 use super::IoatModelShared;
 use super::channel::{ChannelRegisters, DescriptorRef, ModelStep};
 use super::faults::InjectedFault;
-use super::memory::{DmaFault, DmaHold};
 use crate::ioat::descriptor::{DESCRIPTOR_BYTES, IoatDescriptor, IoatOperation};
 use crate::ioat::registers::error;
+use crate::testing::iova_memory::{DmaFault, DmaHold};
 
 /// The outcome of a step.
 enum StepOutcome {

@@ -1,0 +1,123 @@
+//! Transfers that a channel without a thread executes: whoever waits for one polls that channel.
+//!
+//! A device needs a few microseconds for a short copy, less than a sleeping thread needs to wake up. So
+//! a waiter polls while the rest is short. If it is long, the waiter sleeps for most of the estimated
+//! time first, and if the device is slower than its estimate, for longer and longer times between two
+//! polls. Whoever polls finishes the transfers of all waiters, and wakes those that sleep.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use memferry_sys::sync::atomic::Ordering;
+use memferry_sys::sync::spin_hint;
+
+use super::{Completion, LISTENER, SLEEPER};
+use crate::contract::Channel;
+
+/// A waiter polls through an estimate of this time, and sleeps through a longer one.
+const MAX_POLLED_NS: u64 = 50_000;
+/// The first and the longest sleep of a waiter whose device is late.
+const FIRST_SLEEP: Duration = Duration::from_micros(20);
+const MAX_SLEEP: Duration = Duration::from_millis(1);
+
+impl Completion {
+    /// Names the channel without a thread that executes the transfer. The first name counts.
+    pub(super) fn set_polled(&self, channel: &Arc<dyn Channel>) {
+        let _ = self.polled.set(Arc::downgrade(channel));
+    }
+
+    /// The channel that waiters poll, if it still exists. A forked child leaves it alone.
+    pub(super) fn polled_channel(&self) -> Option<Arc<dyn Channel>> {
+        if self.is_done() || self.is_forked() {
+            return None;
+        }
+        self.polled.get()?.upgrade()
+    }
+
+    /// Polls the channel of the transfer once, if it has no thread; returns whether the transfer is
+    /// complete.
+    #[inline]
+    pub fn poll_channel(&self) -> bool {
+        self.is_done()
+            || self.polled_channel().is_some_and(|channel| {
+                channel.poll();
+                self.is_done()
+            })
+    }
+
+    /// Whether somebody learns of the end without polling: a sleeper, a listener, or a reader of a
+    /// notification variable.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.notification.is_some()
+            || self.state.word().load(Ordering::Relaxed) & (SLEEPER | LISTENER) != 0
+    }
+
+    /// Tells the channel without a thread that somebody awaits the transfer who does not poll.
+    pub(super) fn request_polls(&self) {
+        if let Some(channel) = self.polled_channel() {
+            channel.wake();
+        }
+    }
+
+    /// Polls the channel, and sleeps between polls where that is shorter than waking up; until
+    /// completion or the deadline.
+    pub(super) fn wait_polling(
+        &self,
+        channel: &dyn Channel,
+        spin_ns: u64,
+        deadline: Option<Instant>,
+    ) -> bool {
+        let estimate_ns = channel.estimate_ns();
+        if estimate_ns > MAX_POLLED_NS.max(spin_ns) {
+            // The rest is polled for: a sleep ends late.
+            let early = Duration::from_nanos(estimate_ns - estimate_ns / 4);
+            if self.sleep_before(early.min(MAX_SLEEP), deadline) {
+                return true;
+            }
+        }
+        let start = Instant::now();
+        let polled =
+            Duration::from_nanos((2 * estimate_ns.min(MAX_POLLED_NS)).saturating_add(spin_ns));
+        let mut pause = FIRST_SLEEP;
+        loop {
+            if self.poll_some(channel) {
+                return true;
+            }
+            let now = Instant::now();
+            if deadline.is_some_and(|at| now >= at) {
+                return self.is_done();
+            }
+            if now - start >= polled {
+                if self.sleep_before(pause, deadline) {
+                    return true;
+                }
+                pause = (2 * pause).min(MAX_SLEEP);
+            }
+        }
+    }
+
+    /// Polls the channel a few times; returns whether the transfer is complete.
+    fn poll_some(&self, channel: &dyn Channel) -> bool {
+        const POLLS_PER_CLOCK: u32 = 32;
+        for _ in 0..POLLS_PER_CLOCK {
+            let has_moved = channel.poll();
+            if self.is_done() {
+                return true;
+            }
+            if !has_moved {
+                spin_hint();
+            }
+        }
+        false
+    }
+
+    /// Sleeps for at most `pause`, and not beyond the deadline; returns whether the transfer is complete.
+    fn sleep_before(&self, pause: Duration, deadline: Option<Instant>) -> bool {
+        // A model has no time: the thread continues with its polls.
+        if cfg!(loom) {
+            return self.is_done();
+        }
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        self.sleep(Some(left.map_or(pause, |left| left.min(pause))))
+    }
+}
