@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use memferry_engine::contract::{EngineChoice, EngineSelection, OpenOptions};
+use memferry_engine::contract::{CopyDirection, EngineChoice, EngineSelection, OpenOptions};
 use memferry_engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
 use memferry_engine::{Channel, ChannelOptions, Engine, factories};
 use memferry_memory::pin_cache::PinCacheLimits;
@@ -21,7 +21,7 @@ use crate::plan::{CopyPlanContext, DirectionCosts, EngineSummary};
 use crate::policy::{Policy, PolicyKind};
 use crate::poller::{PollDoorbell, PollThread, ThreadPolledChannel};
 use crate::registration::EngineRegistrations;
-use crate::submit::{ActiveEngine, FerryCore};
+use crate::submit::{ActiveEngine, DeliveryRates, FerryCore, InlineLimit};
 use crate::transfer::{ChannelWaiter, WaitConfig};
 
 const MAX_CHANNELS: usize = 256;
@@ -168,6 +168,13 @@ impl FerryBuilder {
         self.select("ioat", devices)
     }
 
+    /// Sets the work queues or devices of Intel's data streaming accelerator, in addition to the
+    /// named engines (`MEMFERRY_DSA`: `off`, `auto`, work queues such as `wq0.0`, or addresses;
+    /// used if the program does not select).
+    pub fn dsa(self, devices: EngineSelection) -> Self {
+        self.select("dsa", devices)
+    }
+
     /// Selects a network card in loopback mode as a copy engine (`MEMFERRY_NIC`). It is slower than
     /// a processor, but uses no processor time. `auto` uses the first card that is bound to
     /// vfio-pci. Default: off.
@@ -231,6 +238,8 @@ impl FerryBuilder {
         for choice in choices {
             engines.push(self.open(choice, spin_ns, &waiting, &bell, &mut driven)?);
         }
+        let inline_limit = InlineLimit::new(profile.handover_ns, profile.inline_bytes as u64);
+        let delivery_rates = DeliveryRates::new(profile.handover_ns);
         let facts = CopyPlanContext {
             profile,
             engines: engines.iter().map(engine_summary).collect(),
@@ -244,6 +253,8 @@ impl FerryBuilder {
             cookies: CookieTable::new(next_ferry()?),
             unwoken_bytes: AtomicU64::new(0),
             wait_config: waiting,
+            inline_limit,
+            delivery_rates,
         }))
     }
 
@@ -391,7 +402,9 @@ impl FerryBuilder {
         let channels = if capabilities.auto_progress {
             channels
         } else {
-            let drive = |channel| Arc::new(ThreadPolledChannel::new(channel, bell.clone()));
+            let cost = engine.cost(CopyDirection::HOST_TO_HOST);
+            let drive =
+                |channel| Arc::new(ThreadPolledChannel::new(channel, bell.clone()).with_cost(cost));
             let fresh: Vec<_> = channels.into_iter().map(drive).collect();
             driven.extend(fresh.iter().cloned());
             fresh.into_iter().map(|channel| channel as Arc<dyn Channel>).collect()
@@ -405,8 +418,10 @@ impl FerryBuilder {
             && capabilities.auto_progress
             && registration.is_none()
             && channels.iter().all(tells);
+        let runs_lists = (&*engine as &dyn std::any::Any).is::<CpuEngine>();
         Ok(ActiveEngine {
             engine,
+            runs_lists,
             waiters: lanes,
             channels,
             registrations: registration,

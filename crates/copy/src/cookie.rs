@@ -106,7 +106,7 @@ impl CookieTable {
             return Err(CookieError::Exhausted);
         }
         let cookie = Cookie((self.ferry << NUMBER_BITS | number).cast_signed());
-        if matches!(transfer.check(), Some(Ok(_))) {
+        if matches!(transfer.outcome(), Some(Ok(_))) {
             return Ok(cookie);
         }
         // The caller retires the old entry while it holds the lock of the slot, so that a transfer
@@ -145,7 +145,7 @@ impl CookieTable {
     /// Moves an evicted entry to the retired transfers. An entry that succeeded, the usual case, is
     /// dropped without taking the lock.
     fn retire(&self, old: &CookieSlot, cookie: Cookie) -> Result<(), CookieError> {
-        match old.transfer.check() {
+        match old.transfer.outcome() {
             Some(Ok(_)) => {}
             outcome => {
                 let mut archive = self.guard(&self.retired, cookie)?;
@@ -206,7 +206,7 @@ impl RetiredTransfers {
             return;
         }
         let over: Vec<_> = (self.unfinished.iter())
-            .filter_map(|(&number, transfer)| Some((number, transfer.check()?)))
+            .filter_map(|(&number, transfer)| Some((number, transfer.outcome()?)))
             .collect();
         for (number, outcome) in over {
             self.unfinished.remove(&number);

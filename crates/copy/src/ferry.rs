@@ -3,6 +3,7 @@
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use bytemuck::Pod;
 use memferry_engine::completion::TransferOutput;
@@ -14,8 +15,9 @@ use crate::plan::{self, CopyPlan, CopyPlanContext, CopyQuery};
 use crate::policy::PolicyKind;
 use crate::request::{Options, Request};
 use crate::statistics::Statistics;
-use crate::submit::{self, ActiveEngine, FerryCore};
+use crate::submit::{ActiveEngine, FerryCore};
 use crate::transfer::{FailedTransfer, OwnedSource, OwnedTarget, OwnedTransfer, Transfer};
+use memferry_sys::stats;
 
 /// Copies memory with one or more engines. A clone is cheap and shares engines, channels and
 /// cookies. When the last clone is dropped, the channels drain and close. A transfer that depends
@@ -38,7 +40,7 @@ pub struct Ferry {
     plain_below: usize,
     /// Asynchronous transfers up to this size in bytes with default options are executed inline.
     /// The planner decides the same, but takes longer than some of these copies.
-    inline_bytes: u64,
+    pub(crate) inline_bytes: u64,
     /// Asynchronous transfers up to this size in bytes are executed inline, or are one descriptor
     /// of the only engine. The planner decides the same.
     small_bytes: u64,
@@ -65,7 +67,8 @@ impl Ferry {
         FerryBuilder::new()
     }
 
-    pub(crate) fn from_core(inner: FerryCore) -> Self {
+    pub(crate) fn from_core(mut inner: FerryCore) -> Self {
+        inner.inline_limit.small_bytes = inner.small_bytes();
         let profile = &inner.plan_context.profile;
         let plain_below = profile.split_bytes.min(profile.stream_bytes);
         let at_once = profile.inline_bytes.min(profile.stream_bytes.saturating_sub(1)) as u64;
@@ -286,12 +289,13 @@ impl Ferry {
             // SAFETY: the caller upholds the contract.
             return Ok(unsafe {
                 match request.length <= self.inline_bytes {
-                    true => submit::copy_inline(&request),
+                    true => self.core.copy_inline_or_submit(&request),
                     false => self.core.submit_small(&request),
                 }
             });
         }
         let plan = self.core.plan(&request, false)?;
+        let plan = self.core.in_window(plan, &request);
         // SAFETY: the caller upholds the contract.
         Ok(unsafe { self.core.execute(request, &plan, false) })
     }
@@ -309,8 +313,14 @@ impl Ferry {
             return outcome.map(|()| TransferOutput { difference: None });
         }
         let plan = self.core.plan(&request, true)?;
+        let start = (request.length >= MIN_TIMED_BYTES).then(Instant::now);
         // SAFETY: the caller upholds the contract; the wait ensures completion.
-        unsafe { self.core.execute(request, &plan, true) }.wait()
+        let outcome = unsafe { self.core.execute(request, &plan, true) }.wait();
+        if let Some(start) = start {
+            let time = stats::class_of(start.elapsed().as_nanos() as u64);
+            stats::thread(|counters| counters.copy_latency[time].add(1));
+        }
+        outcome
     }
 
     /// Returns the plan of a request with its reason, without executing it. The plan of a short
@@ -364,6 +374,9 @@ impl Ferry {
         }
     }
 }
+
+/// The size in bytes from which blocking copies are timed. Smaller ones do not read the clock.
+const MIN_TIMED_BYTES: u64 = 64 << 10;
 
 /// Returns the start and the exclusive end of a range in a slice of `length` elements.
 pub(crate) fn bounds(range: &impl RangeBounds<usize>, length: usize) -> (usize, usize) {

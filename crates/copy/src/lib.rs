@@ -9,12 +9,14 @@
 // The loom model checks the poll thread alone: `tests/loom` includes its source.
 #![cfg(not(loom))]
 
+mod batch;
 mod builder;
 mod cookie;
 mod deliver;
 mod device;
 mod error;
 mod ferry;
+mod list;
 mod parts;
 pub mod plan;
 pub mod policy;
@@ -25,6 +27,7 @@ mod statistics;
 mod submit;
 pub mod transfer;
 
+pub use batch::BatchItem;
 pub use builder::FerryBuilder;
 pub use cookie::Cookie;
 pub use deliver::Segment;

@@ -99,6 +99,11 @@ impl<'a> Options<'a> {
         self.extras.get_or_insert_default()
     }
 
+    /// Returns whether the transfer is ordered after others.
+    pub(crate) fn has_predecessors(&self) -> bool {
+        self.extras.as_ref().is_some_and(|extras| !extras.after.is_empty())
+    }
+
     pub(crate) fn take_extras(&mut self) -> RequestExtras {
         self.extras.take().map_or_else(RequestExtras::default, |extras| *extras)
     }
@@ -200,9 +205,7 @@ impl<'a> Request<'a> {
 
     /// Returns whether source and target overlap.
     pub(crate) fn overlaps(&self) -> bool {
-        self.source_memory == self.target_memory
-            && self.source < self.target + self.length
-            && self.target < self.source + self.length
+        self.source_memory == self.target_memory && overlap(self.source, self.target, self.length)
     }
 
     /// Checks the ranges, and turns a copy between overlapping ranges into a move.
@@ -217,6 +220,12 @@ impl<'a> Request<'a> {
         }
         Ok(())
     }
+}
+
+/// Returns whether two ranges of equal length overlap.
+#[inline]
+pub(crate) fn overlap(source: u64, target: u64, length: u64) -> bool {
+    source < target.saturating_add(length) && target < source.saturating_add(length)
 }
 
 /// Checks a range that has at least one byte.

@@ -16,7 +16,7 @@ use memferry_memory::registration::RegistrationStatistics;
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Chunks that waiting callers executed.
+    /// Chunks and small transfers that waiting callers executed.
     pub caller_chunks: u64,
     /// The statistics of each engine by name, with its channels in the order in which they were
     /// opened.

@@ -95,7 +95,7 @@ fn one_copy(ferry: &Ferry, random: &mut Random) {
 #[test]
 fn many_threads_with_random_copies_get_every_byte_right() {
     const THREADS: u64 = 6;
-    const COPIES: usize = 120;
+    const COPIES: usize = 60;
     for (round, policy) in PolicyKind::ALL.into_iter().enumerate() {
         for channels in [1, 3] {
             let capacity = if channels == 1 { 4 } else { 256 };

@@ -13,15 +13,20 @@ use memferry_engine::{Capabilities, CostLine, Engine, Kernel, MemoryKind, Opcode
 pub use reason::CopyReason;
 
 use crate::request::CacheHint;
+use memferry_sys::stats::kinds::CopyPath;
 
 /// Maximum size in bytes of an asynchronous transfer that is one descriptor. Larger transfers are
-/// split into chunks, which costs one more cache line but lets a waiting caller claim some of them.
-pub(crate) const SINGLE_DESCRIPTOR_BYTES: u64 = 16 << 10;
+/// split into chunks, which costs an allocation and one more cache line, but lets a waiting caller
+/// claim some of them. Of smaller ones, a waiting caller executes those that are queued.
+pub(crate) const SINGLE_DESCRIPTOR_BYTES: u64 = 64 << 10;
 /// Minimum size in bytes of transfers whose memory engines record for reuse: unmapping monitored
 /// memory costs time.
 pub const MIN_TRACKED_BYTES: u64 = 1 << 20;
 const MIN_CHUNK: u64 = 32 << 10;
 const CHUNKS_PER_PARTY: u64 = 4;
+/// Maximum size in bytes of a chunk that a device copies by one descriptor: a device takes tens of
+/// microseconds for it, and then progress is visible.
+pub(crate) const MAX_DEVICE_CHUNK: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 
 /// The planner's view of an engine.
@@ -51,9 +56,21 @@ pub struct EngineSummary {
 
 impl EngineSummary {
     /// Returns whether the engine is a device. Processors access all host memory without
-    /// registration.
+    /// registration, and make progress by threads of their own.
     pub fn is_device(&self) -> bool {
         self.capabilities.registration != RegistrationMode::NotRequired
+            || !self.capabilities.auto_progress
+    }
+
+    /// Returns the size in bytes of the chunks of a transfer in fixed parts. Descriptors end at chunks,
+    /// so those of a device that pages do not limit are as long as its descriptors may be.
+    fn part_chunk_bytes(&self, largest_chunk: u64) -> u64 {
+        // An engine without a limit of its own, such as a wrapped processor, gains nothing by it.
+        let limit = self.capabilities.max_descriptor_bytes;
+        if !self.is_device() || self.capabilities.boundary_bytes.is_some() || limit == usize::MAX {
+            return largest_chunk;
+        }
+        largest_chunk.max(MAX_DEVICE_CHUNK.min(limit as u64))
     }
 }
 
@@ -211,6 +228,17 @@ pub enum CopyStrategy {
 }
 
 impl CopyStrategy {
+    /// Returns the path as which `memferry top` counts it.
+    pub(crate) fn counted(&self) -> CopyPath {
+        match self {
+            Self::Inline => CopyPath::Inline,
+            Self::SingleDescriptor { .. } => CopyPath::Single,
+            Self::WorkSharing { .. } => CopyPath::Shared,
+            Self::HybridWorkSharing { .. } => CopyPath::Hybrid,
+            Self::FixedParts { .. } => CopyPath::Parts,
+        }
+    }
+
     /// Returns the engine that gets the request, or the faster one of two; `None` if the caller
     /// executes it inline.
     pub fn engine(&self) -> Option<usize> {
@@ -376,7 +404,8 @@ fn plan_for_engine(facts: &CopyPlanContext, question: &CopyQuery, engine: usize)
                 CopyReason::Overlapping,
             )
         } else {
-            let path = CopyStrategy::FixedParts { engine, chunk_bytes: largest_chunk };
+            let chunk_bytes = chosen.part_chunk_bytes(largest_chunk);
+            let path = CopyStrategy::FixedParts { engine, chunk_bytes };
             let kernel = kernel(&facts.profile, question, 1);
             let pinned = chosen.capabilities.registration == RegistrationMode::BySubmitter;
             let reason = if pinned { CopyReason::PinnedParts } else { CopyReason::FixedParts };

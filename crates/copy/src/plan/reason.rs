@@ -104,7 +104,8 @@ impl fmt::Display for CopyReason {
             Self::CheaperThanHandoff { limit_bytes, handover_ns } => write!(
                 f,
                 "up to {limit_bytes} bytes, copying takes no longer than the {handover_ns:.0} ns \
-                 of a hand-over"
+                 of a hand-over; if copies turn out to be slower, because the data is in no cache, \
+                 channels get them"
             ),
             Self::ShortDeviceCopy { limit_bytes } => write!(
                 f,
@@ -118,7 +119,11 @@ impl fmt::Display for CopyReason {
                 write!(f, "source and target overlap, so the copy is not cut")
             }
             Self::OneDescriptorSuffices { limit_bytes } => {
-                write!(f, "up to {limit_bytes} bytes, cutting costs more than it gains")
+                write!(
+                    f,
+                    "up to {limit_bytes} bytes, cutting costs more than it gains; a caller that waits \
+                     executes others that are queued"
+                )
             }
             Self::FixedParts => write!(f, "the engine takes fixed parts within its limits"),
             Self::PinnedParts => write!(

@@ -134,7 +134,7 @@ fn the_cheapest_engine_for_the_size_is_chosen_and_the_first_of_equals() {
         }) => engine,
         other => panic!("{other:?}"),
     };
-    assert_eq!(engine_of(&facts, 32 << 10), 0);
+    assert_eq!(engine_of(&facts, 128 << 10), 0);
     assert_eq!(engine_of(&facts, 16 << 20), 1);
     facts.engines[1].costs = facts.engines[0].costs;
     assert_eq!(engine_of(&facts, 16 << 20), 0);

@@ -106,7 +106,7 @@ impl Policy {
     }
 
     /// Chooses one of `channels`, which is not empty.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn choose(&self, channels: &[Arc<dyn Channel>], bytes: u64) -> Choice {
         match self {
             Self::RoundRobin(policy) => policy.choose(channels),

@@ -1,20 +1,20 @@
-//! A channel that the poll thread polls.
+//! A channel with manual progress, as the ferry uses it.
 
 use std::any::Any;
-use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 
 use memferry_engine::runtime::as_engine_thread;
 use memferry_engine::{
-    Channel, ChannelStatistics, Descriptor, ExecutionError, Sequence, SubmitError, Submitted,
+    Channel, ChannelStatistics, CostLine, Descriptor, ExecutionError, Sequence, SubmitError,
+    Submitted,
 };
 use memferry_sys::fork::OwnerProcess;
-use memferry_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use memferry_sys::sync::{Mutex, lock, store_max};
+use memferry_sys::sync::atomic::{AtomicU64, Ordering};
+use memferry_sys::sync::store_max;
 
 use super::PollDoorbell;
+use super::guarded::GuardedChannel;
 
 /// Wrapper of a channel that the poll thread polls. In a forked child, which has no poll thread,
 /// the channel is closed, and its descriptors stay untouched because they belong to the parent.
@@ -22,52 +22,39 @@ use super::PollDoorbell;
 /// failed.
 #[derive(Debug)]
 pub(crate) struct ThreadPolledChannel {
-    /// `None` after a panic. Each call clones the reference, so that the last running call drops
-    /// the channel.
-    inner: Mutex<Option<Arc<GuardedChannel>>>,
+    inner: GuardedChannel,
     doorbell: Arc<PollDoorbell>,
     owner: OwnerProcess,
+    /// The cost of copies, for estimates.
+    cost: CostLine,
     /// The sequence of the last accepted descriptor.
     submitted: AtomicU64,
+    /// The completed sequence, as the last poll found it.
+    completed: AtomicU64,
     /// The completed sequence at the time of the panic.
     failed_at: AtomicU64,
-    /// Whether the inner channel is dropped, and with it all its descriptors.
-    is_dropped: Arc<AtomicBool>,
-}
-
-/// The inner channel. Its drop runs the engine's code and contains a panic of it.
-#[derive(Debug)]
-struct GuardedChannel {
-    channel: ManuallyDrop<Arc<dyn Channel>>,
-    is_dropped: Arc<AtomicBool>,
-}
-
-impl Drop for GuardedChannel {
-    fn drop(&mut self) {
-        let drop_channel = || {
-            // SAFETY: the channel is dropped once, here, and not used afterwards.
-            as_engine_thread(|| unsafe { ManuallyDrop::drop(&mut self.channel) });
-        };
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(drop_channel)) {
-            std::mem::forget(panic);
-        }
-        self.is_dropped.store(true, Ordering::Release);
-    }
+    /// Polls by other threads than the poll thread; a poll that is not counted does no harm.
+    polls_by_others: AtomicU64,
 }
 
 impl ThreadPolledChannel {
     pub(crate) fn new(inner: Arc<dyn Channel>, bell: Arc<PollDoorbell>) -> Self {
-        let is_over = Arc::new(AtomicBool::new(false));
-        let channel = ManuallyDrop::new(inner);
-        let guarded = Arc::new(GuardedChannel { channel, is_dropped: is_over.clone() });
         Self {
-            inner: Mutex::new(Some(guarded)),
+            inner: GuardedChannel::new(inner),
             doorbell: bell,
             owner: OwnerProcess::current(),
+            cost: CostLine { startup_ns: 0.0, ns_per_byte: 0.0 },
             submitted: AtomicU64::new(0),
+            completed: AtomicU64::new(0),
             failed_at: AtomicU64::new(0),
-            is_dropped: is_over,
+            polls_by_others: AtomicU64::new(0),
         }
+    }
+
+    /// Sets the cost of copies.
+    pub(crate) fn with_cost(mut self, cost: CostLine) -> Self {
+        self.cost = cost;
+        self
     }
 
     fn is_forked(&self) -> bool {
@@ -76,20 +63,41 @@ impl ThreadPolledChannel {
 
     /// Calls the inner channel. Returns `None` if it is inaccessible: after a fork, or after a
     /// panic, including one in this call.
+    #[inline]
     fn call<R>(&self, call: impl FnOnce(&dyn Channel) -> R) -> Option<R> {
-        // This check comes first: in a forked child the lock may be locked for ever.
+        // This check comes first: a forked child must not count calls that never end.
         if self.is_forked() {
             return None;
         }
-        let inner = lock(&self.inner).clone()?;
-        match catch_unwind(AssertUnwindSafe(|| call(&**inner.channel))) {
+        let inner = self.begin_call()?;
+        let outcome = match catch_unwind(AssertUnwindSafe(|| call(inner))) {
             Ok(result) => Some(result),
             Err(panic) => {
-                self.fail(text_of(&*panic));
+                self.fail_inside(inner, text_of(&*panic));
                 std::mem::forget(panic);
                 None
             }
+        };
+        self.end_call();
+        outcome
+    }
+
+    #[inline]
+    fn begin_call(&self) -> Option<&dyn Channel> {
+        self.inner.begin(|| self.all_ended())
+    }
+
+    #[inline]
+    fn end_call(&self) {
+        if self.inner.end() {
+            self.all_ended();
         }
+    }
+
+    /// All descriptors have ended with the channel, which was dropped.
+    #[cold]
+    fn all_ended(&self) {
+        store_max(&self.completed, self.submitted.load(Ordering::Acquire));
     }
 
     /// Drops the inner channel after a panic, which ends its descriptors.
@@ -97,9 +105,17 @@ impl ThreadPolledChannel {
         if self.is_forked() {
             return;
         }
-        let Some(inner) = lock(&self.inner).take() else { return };
-        let reached = catch_unwind(AssertUnwindSafe(|| inner.channel.completed()));
-        self.failed_at.store(reached.unwrap_or(0), Ordering::Release);
+        let Some(inner) = self.begin_call() else { return };
+        self.fail_inside(inner, reason);
+        self.end_call();
+    }
+
+    /// Fails the channel, inside a call.
+    fn fail_inside(&self, inner: &dyn Channel, reason: &str) {
+        let reached = catch_unwind(AssertUnwindSafe(|| inner.completed()));
+        if !self.inner.fail(|| self.failed_at.store(reached.unwrap_or(0), Ordering::Release)) {
+            return;
+        }
         tracing::error!(
             reason,
             "a channel of a device broke down: its pending transfers fail, and the processor does \
@@ -107,13 +123,30 @@ impl ThreadPolledChannel {
         );
     }
 
-    /// Returns the completed sequence of a channel that panicked.
-    fn final_sequence(&self) -> Sequence {
-        if self.is_dropped.load(Ordering::Acquire) {
-            self.submitted.load(Ordering::Acquire)
-        } else {
-            self.failed_at.load(Ordering::Acquire)
-        }
+    /// Whether descriptors are in flight.
+    pub(super) fn is_busy(&self) -> bool {
+        let completed = self.completed.load(Ordering::Acquire);
+        completed < self.submitted.load(Ordering::Acquire)
+    }
+
+    /// The number of polls by threads other than the poll thread.
+    pub(super) fn polls_by_others(&self) -> u64 {
+        self.polls_by_others.load(Ordering::Relaxed)
+    }
+
+    /// Polls on the poll thread.
+    pub(super) fn poll_by_thread(&self) -> bool {
+        let poll = |inner: &dyn Channel| {
+            let has_moved = inner.poll();
+            let completed = inner.completed();
+            if completed > self.completed.load(Ordering::Relaxed) {
+                store_max(&self.completed, completed);
+            }
+            has_moved
+        };
+        // The polling thread runs completion callbacks, which may drop the last ferry. The poll
+        // thread waits for this poll, so the calling thread must not join the poll thread.
+        as_engine_thread(|| self.call(poll)).unwrap_or(false)
     }
 }
 
@@ -133,20 +166,24 @@ unsafe impl Channel for ThreadPolledChannel {
         if self.doorbell.stopping.load(Ordering::Acquire) {
             return Err(SubmitError::Closed);
         }
-        let taken = self.call(|inner| inner.submit(batch)).unwrap_or(Err(SubmitError::Closed))?;
-        if taken.count > 0 {
-            store_max(&self.submitted, taken.last());
-            self.doorbell.ring();
+        let is_urgent = batch.iter().flatten().any(Descriptor::is_awaited);
+        let submit = |inner: &dyn Channel| {
+            let accepted = inner.submit(batch)?;
+            if accepted.count > 0 {
+                store_max(&self.submitted, accepted.last());
+            }
+            Ok(accepted)
+        };
+        let accepted = self.call(submit).unwrap_or(Err(SubmitError::Closed))?;
+        if accepted.count > 0 {
+            self.doorbell.ring(is_urgent);
         }
-        Ok(taken)
+        Ok(accepted)
     }
 
+    #[inline]
     fn completed(&self) -> Sequence {
-        match self.call(|inner| inner.completed()) {
-            Some(completed) => completed,
-            None if self.is_forked() => 0,
-            None => self.final_sequence(),
-        }
+        self.completed.load(Ordering::Acquire)
     }
 
     fn error_of(&self, sequence: Sequence) -> Option<ExecutionError> {
@@ -158,22 +195,26 @@ unsafe impl Channel for ThreadPolledChannel {
     }
 
     fn poll(&self) -> bool {
-        // The polling thread runs completion callbacks, which may drop the last ferry. The poll
-        // thread waits for this poll, so the calling thread must not join the poll thread.
-        as_engine_thread(|| self.call(|inner| inner.poll())).unwrap_or(false)
+        let polls = self.polls_by_others.load(Ordering::Relaxed);
+        self.polls_by_others.store(polls.wrapping_add(1), Ordering::Relaxed);
+        self.poll_by_thread()
     }
 
-    fn park(&self, sequence: Sequence, timeout: Duration) -> bool {
-        let reached = as_engine_thread(|| self.call(|inner| inner.park(sequence, timeout)));
-        reached.unwrap_or_else(|| !self.is_forked() && self.final_sequence() >= sequence)
+    fn estimate_ns(&self) -> u64 {
+        let outstanding = self.outstanding_bytes();
+        if outstanding == 0 { 0 } else { self.cost.estimate_ns(outstanding) as u64 }
     }
 
     fn is_asleep(&self) -> bool {
         self.call(|inner| inner.is_asleep()).unwrap_or(false)
     }
 
+    /// Makes the poll thread poll, for somebody who does not.
     fn wake(&self) {
         self.call(|inner| inner.wake());
+        if !self.is_forked() {
+            self.doorbell.ring(true);
+        }
     }
 
     fn close(&self) {
@@ -191,7 +232,7 @@ unsafe impl Channel for ThreadPolledChannel {
             None => {
                 let submitted = self.submitted.load(Ordering::Acquire);
                 let failed = submitted - self.failed_at.load(Ordering::Acquire).min(submitted);
-                let completed = self.final_sequence();
+                let completed = self.completed();
                 ChannelStatistics { submitted, completed, failed, ..ChannelStatistics::default() }
             }
         }
@@ -200,9 +241,9 @@ unsafe impl Channel for ThreadPolledChannel {
 
 impl Drop for ThreadPolledChannel {
     fn drop(&mut self) {
-        if self.is_forked() {
-            let inner = self.inner.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
-            std::mem::forget(inner.take());
+        // In a forked child the inner channel belongs to the parent: it is left alone.
+        if !self.is_forked() {
+            self.inner.drop_channel();
         }
     }
 }
@@ -210,6 +251,7 @@ impl Drop for ThreadPolledChannel {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::mpsc;
+    use std::time::Duration;
 
     use memferry_engine::testing::polled::PolledEngine;
     use memferry_engine::{ChannelOptions, Completion, Engine, Opcode};

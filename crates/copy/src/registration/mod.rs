@@ -19,6 +19,7 @@ pub(crate) use pipeline::PipelinedRegistration;
 
 use crate::error::BuildError;
 use crate::request::Request;
+use memferry_sys::stats::{self, kinds::Fallback};
 
 /// The pinned memory of one engine.
 #[derive(Debug)]
@@ -142,6 +143,7 @@ impl EngineRegistrations {
             ),
             RegistrationError::Refused if descriptor.is_host_only() => {
                 self.cache.count_fallback(descriptor.length());
+                stats::thread(|counters| counters.fall_back(Fallback::Unpinned));
                 ChannelBatch::inline(descriptor)
             }
             RegistrationError::Refused => {

@@ -70,10 +70,13 @@ impl<'a> PipelinedRegistration<'a> {
         }
     }
 
-    /// Pins the next range of both sides; returns the offset up to which both are pinned.
+    /// Pins the next range of both sides; returns the offset up to which both are pinned. Where pages
+    /// do not limit a descriptor, ranges are as long as chunks, so that they do not limit it either.
     fn pin(&mut self) -> Result<u64, RegistrationError> {
-        let source = self.source.pin_up_to(self.at, self.registrations)?;
-        let target = self.target.pin_up_to(self.at, self.registrations)?;
+        let has_long_parts = self.parts.capabilities.boundary_bytes.is_none();
+        let wanted = if has_long_parts { self.claimed } else { self.at };
+        let source = self.source.pin_up_to(self.at, wanted, self.registrations)?;
+        let target = self.target.pin_up_to(self.at, wanted, self.registrations)?;
         Ok(source.min(target))
     }
 }
@@ -140,17 +143,19 @@ impl RegistrationCursor {
         self.lease.clone()
     }
 
-    /// Ensures that the byte at `offset` is pinned. Returns the end of the pinned range that
-    /// contains it.
+    /// Ensures that the byte at `offset` is pinned, with a range up to `wanted` if it is not. Returns
+    /// the end of the pinned range that contains it.
     fn pin_up_to(
         &mut self,
         offset: u64,
+        wanted: u64,
         registration: &EngineRegistrations,
     ) -> Result<u64, RegistrationError> {
         let Some(access) = self.access else { return Ok(self.length) };
         if self.lease.is_none() || offset >= self.ready {
             self.lease = None;
-            let (start, length) = (self.address + offset, self.pin_end(offset) - offset);
+            let end = self.pin_end(offset).max(wanted);
+            let (start, length) = (self.address + offset, end - offset);
             let lease = match registration.pin(start, length, access) {
                 // The memory before an unmapped page can be pinned without it.
                 Err(RegistrationError::Unmapped { address }) if address > start => {

@@ -4,10 +4,15 @@ use std::sync::Arc;
 
 use memferry_engine::completion::ChannelBatch;
 use memferry_engine::contract::RegistrationCache;
-use memferry_engine::{Channel, Descriptor, Engine};
+use memferry_engine::{Channel, Descriptor, Engine, Sequence};
 
 use crate::registration::EngineRegistrations;
 use crate::transfer::{ChannelWaiter, Transfer};
+use memferry_sys::probes;
+use memferry_sys::stats::{
+    self,
+    kinds::{CopyPath, Fallback},
+};
 
 /// An engine with its channels.
 #[derive(Debug)]
@@ -21,6 +26,8 @@ pub(crate) struct ActiveEngine {
     /// Whether the sequence of a small descriptor suffices as its completion: no descriptor fails,
     /// and none has pins.
     pub(crate) sequence_completion: bool,
+    /// Whether the channels are processors, which execute a list of segments as one work.
+    pub(crate) runs_lists: bool,
 }
 
 impl ActiveEngine {
@@ -43,22 +50,64 @@ impl ActiveEngine {
     /// The function is always inlined, so that the transfer is built where it is returned: copying
     /// it after the submit takes about 10 ns more.
     #[inline(always)]
-    pub(super) fn submit_sequence(&self, index: usize, descriptor: Descriptor) -> Transfer {
+    pub(super) fn submit_sequence(
+        &self,
+        index: usize,
+        descriptor: Descriptor,
+        assists: bool,
+    ) -> Transfer {
         let length = descriptor.length();
+
         // Every atomic read-modify-write comes before the submit: after it, such an instruction
         // would wait for the transfer of the channel's cache line.
         let lane = self.waiters[index].clone();
+        stats::thread(|counters| counters.count_copy(CopyPath::Single, length));
+        probes::submit(length, CopyPath::Single as u64);
         match lane.channel.submit_one(descriptor) {
-            Ok(sequence) => Transfer::sequenced(lane, sequence, length),
+            Ok(sequence) => Transfer::sequenced(lane, sequence, length, assists),
             Err(descriptor) => {
+                stats::thread(|counters| counters.fall_back(Fallback::Full));
                 descriptor.run();
                 Transfer::done(length)
             }
         }
     }
 
+    /// Submits descriptors that complete by sequence; those that the channel does not accept are
+    /// left.
+    pub(super) fn submit_sequences(
+        &self,
+        index: usize,
+        descriptors: &mut [Option<Descriptor>],
+    ) -> SubmittedSequences {
+        let waiter = self.waiters[index].clone();
+        stats::thread(|counters| {
+            let lengths = descriptors.iter().flatten().map(Descriptor::length);
+            lengths.for_each(|length| counters.count_copy(CopyPath::Single, length));
+        });
+        let next = waiter.channel.submit(descriptors).map_or(0, |submitted| submitted.first);
+        SubmittedSequences { waiter: Some(waiter), next }
+    }
+
     /// Returns a batch of one descriptor for a channel.
-    pub(super) fn batch(&self, channel: &Arc<dyn Channel>, descriptor: Descriptor) -> ChannelBatch {
+    pub(crate) fn batch(&self, channel: &Arc<dyn Channel>, descriptor: Descriptor) -> ChannelBatch {
         ChannelBatch::one(channel.clone(), self.has_auto_progress(), descriptor)
+    }
+}
+
+/// The sequences of descriptors that were submitted together.
+#[derive(Default)]
+pub(crate) struct SubmittedSequences {
+    waiter: Option<Arc<ChannelWaiter>>,
+    next: Sequence,
+}
+
+impl SubmittedSequences {
+    /// Returns the transfer of the next accepted descriptor. Called once for each.
+    pub(crate) fn next_transfer(&mut self, length: u64) -> Transfer {
+        let waiter = self.waiter.clone().expect("a descriptor was accepted by a channel");
+        let sequence = self.next;
+        self.next += 1;
+        Transfer::sequenced(waiter, sequence, length, true)
     }
 }

@@ -1,9 +1,11 @@
 //! The channels that get a work offer.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use memferry_engine::Channel;
+use memferry_sys::affinity;
+use memferry_sys::topology::{self, Distance, Topology};
 
 use super::{ActiveEngine, FerryCore};
 use crate::plan;
@@ -30,13 +32,15 @@ impl FerryCore {
     /// Selects at most `count` channels that get a work offer: those that are awake, and as many
     /// sleeping ones as the copy is worth waking. If the caller does not wait, the channel that the
     /// policy chose is always among them; a waiting caller needs none. Returns none if the policy
-    /// leaves the copy to the caller.
-    pub(super) fn select_channels<'a>(
+    /// leaves the copy to the caller. Of more channels than `count`, those near the caller are
+    /// preferred, or near the memory at `target`.
+    pub(crate) fn select_channels<'a>(
         &self,
         open: &'a ActiveEngine,
         bytes: u64,
         count: usize,
         blocking: bool,
+        target: u64,
     ) -> ChannelSelection<'a> {
         let mut chosen = ChannelSelection::default();
         let Choice::Channel { index, first_channel: first_lane } =
@@ -47,8 +51,29 @@ impl FerryCore {
         let lanes = &open.channels[first_lane..];
         let in_turn =
             || (0..lanes.len()).map(|turn| &lanes[(index - first_lane + turn) % lanes.len()]);
+        if lanes.len() > count {
+            let mut near: Vec<_> = in_turn().collect();
+            // The channel that the policy chose stays the first.
+            sort_by_distance(&mut near[1..], bytes, target);
+            self.fill_selection(&mut chosen, near.into_iter(), count, bytes, blocking);
+        } else {
+            self.fill_selection(&mut chosen, in_turn(), count, bytes, blocking);
+        }
+        chosen
+    }
+
+    /// Selects from channels in the order of preference: the awake ones, then sleeping ones that are
+    /// worth waking.
+    fn fill_selection<'a>(
+        &self,
+        chosen: &mut ChannelSelection<'a>,
+        channels: impl Iterator<Item = &'a Arc<dyn Channel>> + Clone,
+        count: usize,
+        bytes: u64,
+        blocking: bool,
+    ) {
         let mut asleep = 0;
-        for (turn, channel) in in_turn().enumerate() {
+        for (turn, channel) in channels.clone().enumerate() {
             if (turn > 0 || blocking) && channel.is_asleep() {
                 asleep += 1;
             } else if chosen.len() < count {
@@ -60,18 +85,15 @@ impl FerryCore {
             let worth = self.worth_waking(bytes, blocking).min(room);
             // A channel that fell asleep or woke up since the loop above gets two work offers or
             // none; both are harmless.
-            in_turn()
-                .filter(|channel| channel.is_asleep())
-                .take(worth)
-                .for_each(|c| chosen.push(c));
+            let sleeping = channels.filter(|channel| channel.is_asleep());
+            sleeping.take(worth).for_each(|channel| chosen.push(channel));
         }
-        chosen
     }
 
     /// Returns how many sleeping channels to wake. The bytes of copies that are too small for a
     /// wakeup add up, so that a program that makes many small copies gets its channels after a few
     /// of them.
-    fn worth_waking(&self, bytes: u64, blocking: bool) -> usize {
+    pub(super) fn worth_waking(&self, bytes: u64, blocking: bool) -> usize {
         let owed = self.unwoken_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let worth = plan::worth_waking(&self.plan_context.profile, owed, blocking);
         if worth > 0 {
@@ -81,9 +103,27 @@ impl FerryCore {
     }
 }
 
+/// Sorts channels by the distance of their threads from the calling thread: those first that share
+/// caches with it, and one on the same core last. On a machine with several nodes of memory, channels
+/// on the node of a large target come before all others. Channels without a thread keep their order.
+fn sort_by_distance(channels: &mut [&Arc<dyn Channel>], bytes: u64, target: u64) {
+    /// Minimum size in bytes of a copy for which the kernel is asked for the node of its target.
+    const MIN_PLACED_BYTES: u64 = 1 << 20;
+    let (topology, here) = (Topology::of_machine(), affinity::current_core());
+    let is_placed = topology.nodes() > 1 && bytes >= MIN_PLACED_BYTES;
+    let node = is_placed.then(|| topology::memory_node(target)).flatten();
+    let distance = |channel: &&Arc<dyn Channel>| match channel.core() {
+        Some(core) => {
+            (node.is_some() && topology.node_of(core) != node, topology.distance(here, core))
+        }
+        None => (true, Distance::OtherNode),
+    };
+    channels.sort_by_cached_key(distance);
+}
+
 /// The channels that get a work offer. Usually there is one, for which no list is allocated.
 #[derive(Default)]
-pub(super) struct ChannelSelection<'a> {
+pub(crate) struct ChannelSelection<'a> {
     first: Option<&'a Arc<dyn Channel>>,
     others: Vec<&'a Arc<dyn Channel>>,
 }
@@ -100,7 +140,23 @@ impl<'a> ChannelSelection<'a> {
         usize::from(self.first.is_some()) + self.others.len()
     }
 
-    pub(super) fn into_iter(self) -> impl Iterator<Item = &'a Arc<dyn Channel>> {
+    pub(crate) fn into_iter(self) -> impl Iterator<Item = &'a Arc<dyn Channel>> {
         self.first.into_iter().chain(self.others)
+    }
+
+    /// Splits the selection into the channel that the caller submits to, an awake one without work
+    /// if there is any, and those that it passes the work on to; the last of these is the next.
+    pub(crate) fn split_first(self) -> (Self, Vec<Weak<dyn Channel>>) {
+        let Self { mut first, mut others } = self;
+        if let Some(first) = &mut first
+            && first.is_asleep()
+            && let Some(awake) = others
+                .iter_mut()
+                .find(|channel| !channel.is_asleep() && channel.outstanding_bytes() == 0)
+        {
+            std::mem::swap(first, awake);
+        }
+        let passed_on = others.into_iter().rev().map(Arc::downgrade).collect();
+        (Self { first, others: Vec::new() }, passed_on)
     }
 }

@@ -1,18 +1,20 @@
 //! Dispatch of a planned transfer with a completion: one function for each strategy.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use memferry_engine::Descriptor;
 use memferry_engine::completion::{
     ChannelBatch, ChunkedWork, Completion, Dispatch, PendingNotification,
 };
+use memferry_engine::{Channel, Descriptor};
 
 use super::FerryCore;
+use super::channel_selection::ChannelSelection;
 use crate::parts::{self, PartBuilder};
 use crate::plan::{CopyPlan, CopyStrategy};
 use crate::policy::Choice;
 use crate::registration::PipelinedRegistration;
 use crate::request::{Request, RequestExtras};
+use memferry_sys::{probes, stats};
 
 /// A transfer that is about to be dispatched.
 struct PendingTransfer<'a> {
@@ -22,6 +24,7 @@ struct PendingTransfer<'a> {
     /// The transfers that it is ordered after.
     after: &'a [Arc<Completion>],
     notify: Option<PendingNotification>,
+    /// Whether the caller waits and claims chunks.
     blocking: bool,
 }
 
@@ -55,8 +58,11 @@ impl FerryCore {
         blocking: bool,
     ) -> Arc<Completion> {
         let RequestExtras { after, notify, keep_alive } = request.options.take_extras();
+        // A caller that waits but does not assist needs a channel, as one that does not wait.
+        let blocking = blocking && !request.options.no_caller_assist;
+        let (first, others) = self.offered_channels(&request, plan, blocking);
         // SAFETY: the caller upholds the contract.
-        let completion = unsafe { new_completion(&request, plan) };
+        let completion = unsafe { new_completion(&request, plan) }.spread_over(others);
         let span = tracing::trace_span!(
             "transfer",
             operation = ?request.operation,
@@ -64,6 +70,9 @@ impl FerryCore {
             path = ?plan.strategy,
             kernel = plan.kernel.name(),
         );
+        let path = plan.strategy.counted();
+        stats::thread(|counters| counters.count_copy(path, request.length));
+        probes::submit(request.length, path as u64);
         let completion = Arc::new(completion.notifying(notify).traced(span));
         if let Some(variable) = keep_alive {
             let _ = completion.keep_alive(variable);
@@ -84,8 +93,8 @@ impl FerryCore {
                 CopyStrategy::Inline | CopyStrategy::SingleDescriptor { .. } => {
                     self.dispatch_single(&transfer);
                 }
-                CopyStrategy::WorkSharing { engine, channels, .. } => {
-                    self.dispatch_work_sharing(&transfer, engine, channels);
+                CopyStrategy::WorkSharing { engine, .. } => {
+                    self.dispatch_work_sharing(&transfer, engine, first);
                 }
                 CopyStrategy::HybridWorkSharing { engine, processors, channels, .. } => {
                     self.dispatch_hybrid(&transfer, engine, processors, channels);
@@ -122,6 +131,27 @@ impl FerryCore {
         unsafe { transfer.dispatch([batch]) };
     }
 
+    /// Returns the channels that get a work offer from the caller, and those that get one from other
+    /// channels.
+    fn offered_channels(
+        &self,
+        request: &Request<'_>,
+        plan: &CopyPlan,
+        blocking: bool,
+    ) -> (ChannelSelection<'_>, Vec<Weak<dyn Channel>>) {
+        let CopyStrategy::WorkSharing { engine, channels, .. } = plan.strategy else {
+            return Default::default();
+        };
+        let open = &self.engines[engine];
+        if open.engine.registrations().is_some() {
+            return (self.least_loaded_channels(open, channels), Vec::new());
+        }
+        let selected =
+            self.select_channels(open, request.length, channels, blocking, request.target);
+        // Only processors pass a work offer on.
+        if open.runs_lists { selected.split_first() } else { (selected, Vec::new()) }
+    }
+
     /// Dispatches a transfer in chunks, which the channels of one engine claim.
     ///
     /// # Safety
@@ -130,14 +160,10 @@ impl FerryCore {
         &self,
         transfer: &PendingTransfer<'_>,
         engine: usize,
-        channels: usize,
+        selected: ChannelSelection<'_>,
     ) {
-        let PendingTransfer { request, plan, completion, blocking, .. } = transfer;
+        let PendingTransfer { plan, completion, .. } = transfer;
         let open = &self.engines[engine];
-        let selected = match open.engine.registrations() {
-            Some(_) => self.least_loaded_channels(open, channels),
-            None => self.select_channels(open, request.length, channels, *blocking),
-        };
         let offer = || Descriptor::work_offer(completion.clone()).transient(plan.transient);
         let batches = selected.into_iter().map(|channel| open.batch(channel, offer()));
         // SAFETY: the completion belongs to this transfer, and these are all its descriptors.
@@ -160,7 +186,8 @@ impl FerryCore {
         let offer = || Descriptor::work_offer(completion.clone()).shared(true);
         let first = self.least_loaded_channels(device, 1).into_iter();
         let first = first.map(|channel| device.batch(channel, offer()));
-        let selected = self.select_channels(others, request.length, channels, *blocking);
+        let selected =
+            self.select_channels(others, request.length, channels, *blocking, request.target);
         let selected = selected.into_iter().map(|channel| others.batch(channel, offer()));
         // SAFETY: the completion belongs to this transfer, and these are all its descriptors.
         unsafe { transfer.dispatch(first.chain(selected)) };

@@ -2,13 +2,20 @@
 
 mod active_engine;
 mod channel_selection;
+mod delivery_rates;
 mod dispatch;
+mod inline_limit;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
 
 use memferry_engine::contract::ReuseHint;
-use memferry_engine::{Descriptor, MemoryKind, Opcode};
+use memferry_engine::runtime::is_engine_thread;
+use memferry_engine::{Channel, Descriptor, Kernel, MemoryKind, Opcode};
+use memferry_sys::copy;
+use memferry_sys::probes;
+use memferry_sys::stats::{self, kinds::CopyPath};
 
 use crate::cookie::CookieTable;
 use crate::error::ValidationError;
@@ -16,10 +23,13 @@ use crate::parts;
 use crate::plan::{self, CopyPlan, CopyPlanContext, CopyQuery, CopyStrategy};
 use crate::policy::{Choice, Policy};
 use crate::poller::PollThread;
-use crate::request::Request;
+use crate::request::{CacheHint, Options, Request};
 use crate::transfer::{Transfer, WaitConfig};
 
-pub(crate) use active_engine::ActiveEngine;
+pub(crate) use active_engine::{ActiveEngine, SubmittedSequences};
+pub(crate) use delivery_rates::{DeliveryBy, DeliveryRates, MAX_CALLER_BYTES};
+pub(crate) use inline_limit::InlineLimit;
+use inline_limit::{ALWAYS_INLINE_BYTES, SmallCopy};
 
 /// The state that all clones of a ferry share.
 #[derive(Debug)]
@@ -33,6 +43,26 @@ pub(crate) struct FerryCore {
     /// Bytes of copies since a sleeping channel was last woken.
     pub(crate) unwoken_bytes: AtomicU64,
     pub(crate) wait_config: Arc<WaitConfig>,
+    pub(crate) inline_limit: InlineLimit,
+    pub(crate) delivery_rates: DeliveryRates,
+}
+
+impl Drop for FerryCore {
+    /// Waits for the work of processors. A channel that passes a work offer on holds a handle of the
+    /// next one, so dropping the handles here may not be the end of it. An engine thread does not
+    /// wait for another.
+    fn drop(&mut self) {
+        const PARK_TIMEOUT: Duration = Duration::from_millis(100);
+        if self.wait_config.is_forked() || is_engine_thread() {
+            return;
+        }
+        let open = self.engines.iter().filter(|open| open.runs_lists);
+        let channels: Vec<_> = open.flat_map(|open| &open.channels).collect();
+        channels.iter().for_each(|channel| channel.close());
+        for channel in channels {
+            while !channel.park(channel.statistics().submitted, PARK_TIMEOUT) {}
+        }
+    }
 }
 
 impl FerryCore {
@@ -55,7 +85,27 @@ impl FerryCore {
         if !request.is_host_only() {
             self.check_device(request, plan.strategy)?;
         }
+        probes::plan(|| {
+            (request.length, plan.strategy.counted() as u64, format!("{:?}", plan.reason))
+        });
         Ok(plan)
+    }
+
+    /// Plans a list of segments in host memory.
+    pub(crate) fn plan_list(
+        &self,
+        operation: Opcode,
+        bytes: u64,
+        options: &Options<'_>,
+        blocking: bool,
+    ) -> Result<CopyPlan, ValidationError> {
+        let question = CopyQuery {
+            operation,
+            cache_hint: options.cache_hint,
+            no_caller_assist: options.no_caller_assist,
+            ..CopyQuery::copy(bytes, blocking)
+        };
+        plan::plan(&self.plan_context, &question).ok_or(ValidationError::NoEngine)
     }
 
     /// Rejects memory of a device that the engine of the plan does not reach.
@@ -149,10 +199,110 @@ impl FerryCore {
         // SAFETY: the caller upholds the contract.
         let descriptor = unsafe { Descriptor::new(operation, source, target, length) }.value(value);
         let Choice::Channel { index, .. } = choice else {
+            stats::thread(|counters| counters.count_copy(CopyPath::Inline, length));
             descriptor.run();
             return Transfer::done(length);
         };
-        only.submit_sequence(index, descriptor)
+        only.submit_sequence(index, descriptor.any_thread(), true)
+    }
+
+    /// Executes or submits a request that is executed inline if its data is in the caches.
+    ///
+    /// # Safety
+    /// As for [`FerryCore::submit_small`].
+    #[inline]
+    pub(crate) unsafe fn copy_inline_or_submit(&self, request: &Request<'_>) -> Transfer {
+        let length = request.length;
+        // SAFETY: the caller upholds the contract.
+        unsafe {
+            if length <= ALWAYS_INLINE_BYTES {
+                return copy_inline(request);
+            }
+            match self.inline_limit.decide(length) {
+                SmallCopy::Inline => copy_inline(request),
+                SmallCopy::Measured => {
+                    let start = Instant::now();
+                    let transfer = copy_inline(request);
+                    self.inline_limit.record(length, start);
+                    transfer
+                }
+                SmallCopy::Submit if self.is_awake_for(length) => self.submit_small(request),
+                SmallCopy::Submit => copy_inline(request),
+            }
+        }
+    }
+
+    /// Returns whether the channel of a small transfer is awake, or worth waking.
+    fn is_awake_for(&self, bytes: u64) -> bool {
+        if bytes > self.inline_limit.small_bytes {
+            return false;
+        }
+        let only = &self.engines[0];
+        match self.policy.choose(&only.channels, bytes) {
+            Choice::Channel { index, .. } => {
+                !only.channels[index].is_asleep() || self.worth_waking(bytes, false) > 0
+            }
+            Choice::Caller => false,
+        }
+    }
+
+    /// Returns the plan with non-temporal stores, if it is one of so many asynchronous copies in
+    /// flight that together they exceed the caches.
+    pub(crate) fn in_window(&self, plan: CopyPlan, request: &Request<'_>) -> CopyPlan {
+        let CopyStrategy::WorkSharing { engine, channels, .. } = plan.strategy else { return plan };
+        let (open, profile) = (&self.engines[engine], &self.plan_context.profile);
+        let is_free = plan.kernel == Kernel::Cached
+            && request.options.cache_hint == CacheHint::Unknown
+            && open.runs_lists;
+        if !is_free {
+            return plan;
+        }
+        let in_flight = |channel: &Arc<dyn Channel>| channel.outstanding_bytes();
+        let backlog: u64 = open.channels.iter().take(channels).map(in_flight).sum();
+        match request.length.saturating_add(backlog) >= profile.shared_stream_bytes as u64 {
+            true => CopyPlan { kernel: Kernel::Stream(profile.streaming), ..plan },
+            false => plan,
+        }
+    }
+
+    /// Decides who copies a delivery, of which `request` describes the target.
+    pub(crate) fn delivery_by(
+        &self,
+        plan: &CopyPlan,
+        request: &Request<'_>,
+        blocking: bool,
+    ) -> DeliveryBy {
+        let engine = plan.strategy.engine().map(|engine| &self.engines[engine]);
+        match engine {
+            None => DeliveryBy::Caller,
+            Some(open)
+                if open.runs_lists
+                    && !blocking
+                    && !request.options.no_caller_assist
+                    && !request.options.has_predecessors()
+                    && request.length <= MAX_CALLER_BYTES =>
+            {
+                self.delivery_rates.decide(request.length)
+            }
+            Some(_) => DeliveryBy::Channel,
+        }
+    }
+
+    /// Submits small requests together; what the channel does not accept is left.
+    ///
+    /// The requests must be as for [`FerryCore::submit_small`].
+    pub(crate) fn submit_small_many(
+        &self,
+        descriptors: &mut [Option<Descriptor>],
+        bytes: u64,
+    ) -> SubmittedSequences {
+        let only = &self.engines[0];
+        match self.policy.choose(&only.channels, bytes) {
+            Choice::Channel { index, .. } if descriptors.iter().any(Option::is_some) => {
+                only.submit_sequences(index, descriptors)
+            }
+            _ => SubmittedSequences::default(),
+        }
     }
 
     /// Executes the request without a completion, inline or with a sequence in a channel. Returns
@@ -166,6 +316,7 @@ impl FerryCore {
             return Some(Transfer::done(0));
         }
         if plan.strategy == CopyStrategy::Inline {
+            stats::thread(|counters| counters.count_copy(CopyPath::Inline, length));
             // SAFETY: the caller upholds the contract.
             unsafe { parts::single_descriptor(request, plan) }.run();
             return Some(Transfer::done(length));
@@ -178,7 +329,14 @@ impl FerryCore {
             return None;
         }
         // SAFETY: the caller upholds the contract.
-        Some(open.submit_sequence(index, unsafe { parts::single_descriptor(request, plan) }))
+        let descriptor = unsafe { parts::single_descriptor(request, plan) };
+        let Options { cache_hint, no_caller_assist, .. } = request.options;
+        // A window may bypass the caches, so a transfer with a hint is in none.
+        let descriptor = match cache_hint {
+            CacheHint::Unknown if !no_caller_assist => descriptor.any_thread(),
+            _ => descriptor,
+        };
+        Some(open.submit_sequence(index, descriptor, !no_caller_assist))
     }
 
     /// Returns the channel of a whole request; `None` if the caller executes it.
@@ -206,9 +364,16 @@ impl FerryCore {
 #[inline]
 pub(crate) unsafe fn copy_inline(request: &Request<'_>) -> Transfer {
     let Request { operation, source, target, length, value, .. } = *request;
-    if length > 0 {
-        // SAFETY: the caller upholds the contract.
-        unsafe { Descriptor::new(operation, source, target, length).value(value) }.run();
+    stats::thread(|counters| counters.count_copy(CopyPath::Inline, length));
+    // SAFETY: the caller upholds the contract; copies of ranges that overlap are moves.
+    unsafe {
+        match operation {
+            // Without a descriptor: a load of what was just stored in smaller parts would wait until
+            // the stores of the copy before have left the store buffer.
+            Opcode::Copy => copy::cached(target as *mut u8, source as *const u8, length as usize),
+            _ if length == 0 => {}
+            _ => drop(Descriptor::new(operation, source, target, length).value(value).run()),
+        }
     }
     Transfer::done(length)
 }

@@ -1,11 +1,12 @@
 //! Waiting for a sequence of a channel.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use memferry_engine::{Channel, Completion, Sequence};
 use memferry_sys::fork::OwnerProcess;
+use memferry_sys::stats;
 
 /// The wait settings, shared by all transfers of a ferry.
 #[derive(Debug)]
@@ -32,16 +33,27 @@ pub(crate) struct ChannelWaiter {
 }
 
 impl ChannelWaiter {
-    /// Spins, then sleeps, until the channel reaches a sequence or the deadline passes. Returns
-    /// whether the channel has reached it.
-    pub(crate) fn wait(&self, sequence: Sequence, deadline: Option<Instant>) -> bool {
+    /// Spins, then sleeps, until the descriptor of a sequence is complete or the deadline passes.
+    /// Returns whether it is complete. `assists`: executes descriptors that are queued meanwhile.
+    pub(crate) fn wait(
+        &self,
+        sequence: Sequence,
+        assists: bool,
+        deadline: Option<Instant>,
+    ) -> bool {
         const POLLS_PER_CLOCK: u32 = 64;
         const PARK_TIMEOUT: Duration = Duration::from_millis(100);
         let mut start = None;
         loop {
             for _ in 0..POLLS_PER_CLOCK {
-                if self.channel.completed() >= sequence {
+                if self.channel.is_complete(sequence) {
                     return true;
+                }
+                if assists && self.assist(sequence) {
+                    if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                        return self.channel.is_complete(sequence);
+                    }
+                    continue;
                 }
                 std::hint::spin_loop();
             }
@@ -50,6 +62,7 @@ impl ChannelWaiter {
                 break;
             }
         }
+        stats::thread(|counters| counters.sleeps.add(1));
         while !self.config.is_forked() {
             let left = match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
                 Some(Duration::ZERO) => return false,
@@ -61,6 +74,15 @@ impl ChannelWaiter {
             }
         }
         false
+    }
+
+    /// Executes descriptors that are queued in the channel; returns whether there were any.
+    fn assist(&self, sequence: Sequence) -> bool {
+        let executed = self.channel.help(sequence);
+        if executed > 0 {
+            self.config.caller_chunks.fetch_add(executed, Ordering::Relaxed);
+        }
+        executed > 0
     }
 
     /// Returns a completion that is done when the channel reaches a sequence. The call takes no

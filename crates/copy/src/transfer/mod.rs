@@ -30,6 +30,7 @@ use bytemuck::Pod;
 use memferry_engine::completion::TransferOutput;
 use memferry_engine::{Completion, ExecutionError, Sequence};
 use memferry_sys::EventFd;
+use memferry_sys::stats;
 
 pub(crate) use channel_waiter::{ChannelWaiter, WaitConfig};
 pub use owned::{Buffer, FailedTransfer, OwnedSlice, OwnedSource, OwnedTarget, OwnedTransfer};
@@ -94,7 +95,7 @@ impl std::fmt::Debug for Transfer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut shown = f.debug_struct("Transfer");
         shown.field("length", &self.length);
-        match self.check() {
+        match self.outcome() {
             None => shown.field("state", &"in progress").finish(),
             Some(Ok(_)) => shown.field("state", &"complete").finish(),
             Some(Err(error)) => shown.field("state", &"failed").field("error", &error).finish(),
@@ -108,7 +109,8 @@ enum TransferState {
     /// The transfer was executed inline and succeeded.
     Done,
     /// One small descriptor that cannot fail; its sequence in the channel is its completion.
-    Sequence { waiter: Arc<ChannelWaiter>, sequence: Sequence },
+    /// `assists`: a waiting caller executes descriptors that are queued.
+    Sequence { waiter: Arc<ChannelWaiter>, sequence: Sequence, assists: bool },
     /// Every other transfer. `assists`: a waiting caller claims chunks.
     Completion { completion: Arc<Completion>, assists: bool, config: Arc<WaitConfig> },
 }
@@ -126,7 +128,7 @@ impl Transfer {
         match &self.state {
             TransferState::Done => Arc::new(Completion::done()),
             TransferState::Completion { completion, .. } => completion.clone(),
-            TransferState::Sequence { waiter: lane, sequence } => lane.completion_of(*sequence),
+            TransferState::Sequence { waiter: lane, sequence, .. } => lane.completion_of(*sequence),
         }
     }
 }
@@ -137,8 +139,13 @@ impl Transfer {
     }
 
     #[inline]
-    pub(crate) fn sequenced(lane: Arc<ChannelWaiter>, sequence: Sequence, length: u64) -> Self {
-        Self { state: TransferState::Sequence { waiter: lane, sequence }, length }
+    pub(crate) fn sequenced(
+        waiter: Arc<ChannelWaiter>,
+        sequence: Sequence,
+        length: u64,
+        assists: bool,
+    ) -> Self {
+        Self { state: TransferState::Sequence { waiter, sequence, assists }, length }
     }
 
     pub(crate) fn with_completion(
@@ -165,12 +172,32 @@ impl Transfer {
 
     /// Returns whether the transfer is complete, successfully or not. If so, all its data is
     /// visible.
+    ///
+    /// If a device executes the transfer, this polls the device, as do [`check`](Self::check),
+    /// [`ready_bytes`](Self::ready_bytes) and every wait. A poll may finish other transfers of the
+    /// device: it wakes their tasks and drops what they keep. Do not hold a lock that those take.
     #[inline]
     pub fn is_done(&self) -> bool {
+        self.poll_channel();
+        self.is_finished()
+    }
+
+    /// Polls the device that executes the transfer, if it does not report by itself. That may finish
+    /// other transfers, and so run code of the user: no lock may be held.
+    #[inline]
+    fn poll_channel(&self) {
+        if let TransferState::Completion { completion, .. } = &self.state {
+            completion.poll_channel();
+        }
+    }
+
+    /// [`Transfer::is_done`] as far as it is known, without a poll of a device.
+    #[inline]
+    pub(crate) fn is_finished(&self) -> bool {
         match &self.state {
             TransferState::Done => true,
-            TransferState::Sequence { waiter: lane, sequence } => {
-                lane.channel.completed() >= *sequence
+            TransferState::Sequence { waiter: lane, sequence, .. } => {
+                lane.channel.is_complete(*sequence)
             }
             TransferState::Completion { completion, .. } => completion.is_done(),
         }
@@ -178,11 +205,17 @@ impl Transfer {
 
     /// Returns the result of the transfer, or `None` while it is in flight.
     pub fn check(&self) -> Option<Result<TransferOutput, Error>> {
+        self.poll_channel();
+        self.outcome()
+    }
+
+    /// [`Transfer::check`] as far as it is known, without a poll of a device.
+    pub(crate) fn outcome(&self) -> Option<Result<TransferOutput, Error>> {
         let outcome = match &self.state {
             TransferState::Completion { completion, .. } => {
                 completion.outcome().map(|outcome| outcome.map_err(Error::from))
             }
-            _ => self.is_done().then_some(Ok(TransferOutput { difference: None })),
+            _ => self.is_finished().then_some(Ok(TransferOutput { difference: None })),
         };
         outcome.or_else(|| self.is_lost_in_fork().then(|| Err(ExecutionError::Forked.into())))
     }
@@ -199,12 +232,15 @@ impl Transfer {
     }
 
     fn wait_until(&self, deadline: Option<Instant>) -> Option<Result<TransferOutput, Error>> {
+        if !matches!(self.state, TransferState::Done) {
+            stats::thread(|counters| counters.waits.add(1));
+        }
         match &self.state {
             // A forked child must not access what its parent has started, not even to claim chunks.
             _ if self.is_lost_in_fork() => {}
             TransferState::Done => {}
-            TransferState::Sequence { waiter: lane, sequence } => {
-                if lane.wait(*sequence, deadline) {
+            TransferState::Sequence { waiter: lane, sequence, assists } => {
+                if lane.wait(*sequence, *assists, deadline) {
                     return Some(Ok(TransferOutput { difference: None }));
                 }
             }
@@ -229,14 +265,17 @@ impl Transfer {
             TransferState::Sequence { waiter: lane, .. } => &lane.config,
             TransferState::Completion { config: waiting, .. } => waiting,
         };
-        waiting.is_forked() && !self.is_done()
+        waiting.is_forked() && !self.is_finished()
     }
 
     /// Returns how many bytes from the start are ready. The caller may use them while the rest is
     /// in flight.
     pub fn ready_bytes(&self) -> u64 {
         match &self.state {
-            TransferState::Completion { completion, .. } => completion.ready_bytes(self.length),
+            TransferState::Completion { completion, .. } => {
+                self.poll_channel();
+                completion.ready_bytes(self.length)
+            }
             _ if self.is_done() => self.length,
             _ => 0,
         }

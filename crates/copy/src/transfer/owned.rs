@@ -404,7 +404,7 @@ impl<S: OwnedSource, T: OwnedTarget> OwnedTransfer<S, T> {
         &mut self,
         outcome: Result<(), Error>,
     ) -> Result<(S, T), FailedTransfer<S, T>> {
-        if !self.transfer.is_done() {
+        if !self.transfer.is_finished() {
             // Only a forked child gets here: no engine accesses its copy of the memory.
             debug_assert!(outcome.is_err());
         }

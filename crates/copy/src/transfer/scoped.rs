@@ -15,6 +15,7 @@ use memferry_sys::EventFd;
 use memferry_sys::sync::lock;
 
 use super::{Dependency, Predecessor, Transfer, ready_slice, wait_slice};
+use crate::batch::BatchItem;
 use crate::deliver::Segment;
 use crate::error::Error;
 use crate::ferry::{Ferry, check_lengths};
@@ -146,7 +147,7 @@ impl<'scope> TransferScope<'scope, '_> {
     }
 
     /// Starts to copy segments contiguously into `target`, whose length must be their total length:
-    /// one transfer with one notification. All bytes become ready together, at completion.
+    /// one transfer with one notification.
     ///
     /// ```
     /// use memferry::{Ferry, Notification, Options};
@@ -187,6 +188,70 @@ impl<'scope> TransferScope<'scope, '_> {
         Ok(self.track(transfer, address, length))
     }
 
+    /// Starts many copies as one transfer, which is complete when all of them are. Source and target
+    /// of each must be of equal length. They are submitted together, so each costs a fraction of an
+    /// [`TransferScope::icopy`]. The targets can be used after the scope.
+    ///
+    /// ```
+    /// use memferry::Ferry;
+    ///
+    /// let ferry = Ferry::new()?;
+    /// let source = [[1u8; 100], [2; 100], [3; 100]];
+    /// let mut target = [[0u8; 100]; 3];
+    /// ferry.scope(|scope| {
+    ///     let pairs = source.iter().zip(&mut target).map(|(s, t)| (&s[..], &mut t[..]));
+    ///     scope.icopy_many(pairs)?.wait()
+    /// })?;
+    /// assert_eq!(source, target);
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn icopy_many<T: Pod>(
+        &'scope self,
+        pairs: impl IntoIterator<Item = (&'scope [T], &'scope mut [T])>,
+    ) -> Result<Transfer, Error> {
+        let item = |(source, target): (&[T], &mut [T])| {
+            let length = check_lengths(size_of_val(source), size_of_val(target))?;
+            Ok(BatchItem::copy(source.as_ptr().cast(), target.as_mut_ptr().cast(), length))
+        };
+        let items: Vec<_> = pairs.into_iter().map(item).collect::<Result<_, Error>>()?;
+        // SAFETY: the slices are borrowed for `'scope`, those of the targets exclusively.
+        unsafe { self.start_many(&items) }
+    }
+
+    /// Starts to set every byte of many targets to `value`, as one transfer.
+    ///
+    /// ```
+    /// use memferry::Ferry;
+    ///
+    /// let mut targets = [[0u8; 100]; 3];
+    /// Ferry::new()?.scope(|scope| {
+    ///     scope.ifill_many(targets.iter_mut().map(|target| &mut target[..]), 7)?.wait()
+    /// })?;
+    /// assert_eq!(targets, [[7; 100]; 3]);
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn ifill_many(
+        &'scope self,
+        targets: impl IntoIterator<Item = &'scope mut [u8]>,
+        value: u8,
+    ) -> Result<Transfer, Error> {
+        let item = |target: &mut [u8]| BatchItem::fill(target.as_mut_ptr(), value, target.len());
+        let items: Vec<_> = targets.into_iter().map(item).collect();
+        // SAFETY: the slices are borrowed exclusively for `'scope`.
+        unsafe { self.start_many(&items) }
+    }
+
+    /// Starts a batch. Its handle lends no memory: the targets return with the end of the scope.
+    ///
+    /// # Safety
+    /// Sources and targets are borrowed for `'scope`, the targets exclusively.
+    unsafe fn start_many(&'scope self, items: &[BatchItem]) -> Result<Transfer, Error> {
+        // SAFETY: as in `start`, for every item.
+        let transfer = unsafe { self.ferry.start_many_raw(items, Options::new()) }?;
+        self.wait_for(&transfer);
+        Ok(transfer)
+    }
+
     /// Starts a request with the target at `address`. The engine and the handle share this pointer: taking a
     /// second one from the slice would end the right to write through the first.
     ///
@@ -214,15 +279,20 @@ impl<'scope> TransferScope<'scope, '_> {
         target: *mut T,
         length: usize,
     ) -> ScopedTransfer<'scope, T> {
-        if !transfer.is_done() && !self.ferry.core.wait_config.is_forked() {
+        self.wait_for(&transfer);
+        ScopedTransfer { transfer, target, length, scope: PhantomData }
+    }
+
+    /// Makes the scope wait for a transfer before it ends.
+    fn wait_for(&'scope self, transfer: &Transfer) {
+        if !transfer.is_finished() && !self.ferry.core.wait_config.is_forked() {
             let mut started = lock(&self.started);
             // A long-lived scope drops complete transfers instead of accumulating them.
             if started.len() == started.capacity() {
-                started.retain(|transfer| !transfer.is_done());
+                started.retain(|transfer| !transfer.is_finished());
             }
             started.push(transfer.clone());
         }
-        ScopedTransfer { transfer, target, length, scope: PhantomData }
     }
 }
 

@@ -73,7 +73,7 @@ fn sleep(channel: &ThreadPolledChannel, completion: &Completion) {
 
 #[test]
 fn a_driver_that_falls_asleep_beside_a_submit_is_woken() {
-    model(3, || {
+    model(1, || {
         let ([channel], poller) = start();
         submit_and_sleep(&channel, 0);
         // By now the poll thread sleeps again, or is about to.
@@ -84,7 +84,7 @@ fn a_driver_that_falls_asleep_beside_a_submit_is_woken() {
 
 #[test]
 fn a_driver_that_falls_asleep_beside_two_submitters_is_woken_for_both() {
-    model(2, || {
+    model(1, || {
         let ([channel], poller) = start();
         let other = thread::spawn({
             let channel = channel.clone();
@@ -98,7 +98,7 @@ fn a_driver_that_falls_asleep_beside_two_submitters_is_woken_for_both() {
 
 #[test]
 fn a_driver_of_two_channels_is_woken_for_either() {
-    model(2, || {
+    model(1, || {
         let (channels, poller) = start::<2>();
         let other = thread::spawn({
             let channel = channels[1].clone();
@@ -112,7 +112,7 @@ fn a_driver_of_two_channels_is_woken_for_either() {
 
 #[test]
 fn what_somebody_else_polls_out_of_the_channel_leaves_nothing_lying() {
-    model(2, || {
+    model(1, || {
         let ([channel], poller) = start();
         let other = thread::spawn({
             let channel = channel.clone();
@@ -131,7 +131,7 @@ fn what_somebody_else_polls_out_of_the_channel_leaves_nothing_lying() {
 
 #[test]
 fn a_driver_that_ends_has_done_what_was_submitted_before() {
-    model(3, || {
+    model(1, || {
         let ([channel], poller) = start();
         let completion = Arc::new(Completion::whole());
         channel.submit_one(descriptor(0, &completion)).unwrap();
@@ -143,7 +143,7 @@ fn a_driver_that_ends_has_done_what_was_submitted_before() {
 
 #[test]
 fn a_submit_beside_the_end_of_the_driver_is_carried_out_or_left_to_its_caller() {
-    model(3, || {
+    model(1, || {
         let ([channel], poller) = start();
         let other = thread::spawn({
             let channel = channel.clone();

@@ -1,0 +1,229 @@
+//! Batches: many copies and fills that are started by one call.
+//!
+//! A batch that is one transfer is a list of segments (see [`crate::list`]): whatever its length, a
+//! channel gets one descriptor, and a sleeping one is woken once. A batch with a transfer for each
+//! item is one submit: the channel's slots are claimed together and become visible together.
+
+use memferry_engine::completion::WorkSegment;
+use memferry_engine::{Descriptor, Opcode};
+
+use crate::cookie::Cookie;
+use crate::error::{Error, ValidationError};
+use crate::ferry::Ferry;
+use crate::list::{List, MAX_CHUNK};
+use crate::request::{Options, Request, check_range, overlap};
+use crate::submit;
+use crate::transfer::Transfer;
+
+/// A copy or fill of a batch, over host memory.
+///
+/// ```
+/// use memferry::{BatchItem, Ferry, Options};
+///
+/// let ferry = Ferry::new()?;
+/// let (source, mut copied, mut filled) = ([1u8; 64], [0u8; 64], [0u8; 8]);
+/// let items = [
+///     BatchItem::copy(source.as_ptr(), copied.as_mut_ptr(), 64),
+///     BatchItem::fill(filled.as_mut_ptr(), 7, 8),
+/// ];
+/// // SAFETY: the arrays live until the wait returns, and nothing else uses them.
+/// unsafe { ferry.start_many_raw(&items, Options::new()) }?.wait()?;
+/// assert_eq!((copied, filled), (source, [7; 8]));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct BatchItem(WorkSegment);
+
+impl BatchItem {
+    /// A copy of `length` bytes; the two ranges may overlap.
+    #[inline]
+    pub fn copy(source: *const u8, target: *mut u8, length: usize) -> Self {
+        let (source, target, length) = (source as u64, target as u64, length as u64);
+        let operation = match overlap(source, target, length) {
+            true => Opcode::Move,
+            false => Opcode::Copy,
+        };
+        Self(WorkSegment { operation, value: 0, source, target, length })
+    }
+
+    /// A fill of `length` bytes with `value`.
+    #[inline]
+    pub fn fill(target: *mut u8, value: u8, length: usize) -> Self {
+        let (target, length) = (target as u64, length as u64);
+        Self(WorkSegment { operation: Opcode::Fill, value, source: target, target, length })
+    }
+
+    /// The length in bytes.
+    pub fn length(&self) -> u64 {
+        self.0.length
+    }
+
+    fn request(&self) -> Request<'static> {
+        let WorkSegment { operation, value, source, target, length } = self.0;
+        match operation {
+            Opcode::Fill => Request::fill(target as *mut u8, value, length as usize),
+            _ => Request::copy(source as *const u8, target as *mut u8, length as usize),
+        }
+    }
+}
+
+/// What a list of items consists of.
+#[derive(Default)]
+struct BatchSummary {
+    length: u64,
+    longest: u64,
+    fills: bool,
+    moves: Option<u64>,
+}
+
+impl BatchSummary {
+    /// Checks all items.
+    fn of(items: &[BatchItem]) -> Result<Self, ValidationError> {
+        let mut summary = Self::default();
+        for BatchItem(item) in items.iter().filter(|item| item.0.length > 0) {
+            check_range("target", item.target, item.length)?;
+            check_range("source", item.source, item.length)?;
+            let (address, length) = (item.target, item.length);
+            let wraps = ValidationError::Wraps { side: "target", address, length };
+            summary.length = summary.length.checked_add(length).ok_or(wraps)?;
+            summary.longest = summary.longest.max(item.length);
+            match item.operation {
+                Opcode::Fill => summary.fills = true,
+                Opcode::Move => summary.moves = Some(item.source),
+                _ => {}
+            }
+        }
+        Ok(summary)
+    }
+
+    /// Checks that the items can be one transfer.
+    fn check_list(self) -> Result<Self, ValidationError> {
+        match self.moves {
+            Some(address) if self.length > MAX_CHUNK => Err(ValidationError::Overlap { address }),
+            _ => Ok(self),
+        }
+    }
+
+    /// The operation that an engine must know.
+    fn operation(&self) -> Opcode {
+        match self {
+            Self { moves: Some(_), .. } => Opcode::Move,
+            Self { fills: true, .. } => Opcode::Fill,
+            _ => Opcode::Copy,
+        }
+    }
+}
+
+impl Ferry {
+    /// Starts many copies and fills as one transfer, which is complete when all of them are. They
+    /// are not ordered: none may read or write what another one writes. The list of items may be
+    /// freed when this call returns.
+    ///
+    /// # Errors
+    /// As for [`Ferry::start_raw`]; and if source and target of a copy overlap in a batch of more
+    /// than 1 GiB. Nothing was started then.
+    ///
+    /// # Safety
+    /// As for [`Ferry::start_raw`], for every item.
+    pub unsafe fn start_many_raw(
+        &self,
+        items: &[BatchItem],
+        options: Options<'_>,
+    ) -> Result<Transfer, Error> {
+        // SAFETY: the caller upholds the contract.
+        unsafe { self.start_list(items, options, false) }
+    }
+
+    /// [`Ferry::start_many_raw`] that returns a cookie, for [`Ferry::check`] and [`Ferry::wait`].
+    ///
+    /// # Safety
+    /// As for [`Ferry::start_many_raw`].
+    pub unsafe fn start_many_cookie_raw(
+        &self,
+        items: &[BatchItem],
+        options: Options<'_>,
+    ) -> Result<Cookie, Error> {
+        // SAFETY: the caller upholds the contract.
+        self.cookie_for(unsafe { self.start_many_raw(items, options) }?)
+    }
+
+    /// # Safety
+    /// As for [`Ferry::start_many_raw`].
+    pub(crate) unsafe fn start_list(
+        &self,
+        items: &[BatchItem],
+        options: Options<'_>,
+        blocking: bool,
+    ) -> Result<Transfer, Error> {
+        let summary = BatchSummary::of(items)?.check_list()?;
+        let plan = self.core.plan_list(summary.operation(), summary.length, &options, blocking)?;
+        let list = List {
+            name: "batch",
+            segments: items.iter().map(|item| item.0),
+            count: items.len(),
+            length: summary.length,
+            target: None,
+            is_moved: summary.moves.is_some(),
+            plan,
+            options,
+        };
+        // SAFETY: the caller upholds the contract.
+        Ok(unsafe { list.start(&self.core, blocking) })
+    }
+
+    /// Starts many copies and fills, each with a transfer of its own, in the order of the items.
+    /// Small ones are submitted together.
+    ///
+    /// # Errors
+    /// As for [`Ferry::start_raw`]. Nothing was started then.
+    ///
+    /// # Safety
+    /// As for [`Ferry::start_raw`], for every item.
+    pub unsafe fn start_each_raw(&self, items: &[BatchItem]) -> Result<Vec<Transfer>, Error> {
+        let summary = BatchSummary::of(items)?;
+        let is_traced = tracing::enabled!(tracing::Level::TRACE);
+        if summary.longest > self.core.small_bytes() || is_traced {
+            // SAFETY: the caller upholds the contract. Every request was checked above, so none
+            // fails after others were started.
+            return items.iter().map(|item| unsafe { self.start_raw(item.request()) }).collect();
+        }
+        let inline_bytes = self.inline_bytes;
+        let mut descriptors: Vec<_> = (items.iter())
+            .map(|BatchItem(item)| {
+                let WorkSegment { operation, value, source, target, length } = *item;
+                // SAFETY: the caller upholds the contract; ranges that overlap are moved.
+                let descriptor = unsafe { Descriptor::new(operation, source, target, length) };
+                (length > inline_bytes).then(|| descriptor.value(value).any_thread())
+            })
+            .collect();
+        let mut sequences = self.core.submit_small_many(&mut descriptors, summary.length);
+        let transfers = items.iter().zip(descriptors).map(|(item, left)| match left {
+            // SAFETY: the caller upholds the contract; the channel did not accept it.
+            None if item.0.length <= inline_bytes => unsafe {
+                submit::copy_inline(&item.request())
+            },
+            Some(descriptor) => {
+                descriptor.run();
+                Transfer::done(item.0.length)
+            }
+            None => sequences.next_transfer(item.0.length),
+        });
+        Ok(transfers.collect())
+    }
+
+    /// [`Ferry::start_each_raw`] that returns cookies, for [`Ferry::check`] and [`Ferry::wait`].
+    ///
+    /// # Safety
+    /// As for [`Ferry::start_each_raw`].
+    pub unsafe fn start_each_cookie_raw(&self, items: &[BatchItem]) -> Result<Vec<Cookie>, Error> {
+        // SAFETY: the caller upholds the contract.
+        let transfers = unsafe { self.start_each_raw(items) }?;
+        let cookies: Result<_, _> =
+            transfers.iter().map(|transfer| self.cookie_for(transfer.clone())).collect();
+        if cookies.is_err() {
+            // Without a cookie, the caller could not wait for the others later.
+            transfers.iter().for_each(|transfer| drop(transfer.wait()));
+        }
+        cookies
+    }
+}

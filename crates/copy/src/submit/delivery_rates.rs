@@ -1,0 +1,112 @@
+//! Who copies a delivery of medium size: the caller or a channel.
+//!
+//! A message that was delivered is read by the caller. If a channel delivers it, the caller fetches
+//! every cache line from the channel's core; if the caller copies it, it has the lines already. So
+//! the caller copies packets that are in its caches, and a channel those that are not. Where packets
+//! are is not known before, so the caller copies one in a few deliveries of each size and measures
+//! that.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Deliveries above this size in bytes are never copied by a caller that does not wait: it would be
+/// kept from computing for too long.
+pub(crate) const MAX_CALLER_BYTES: u64 = 512 << 10;
+
+/// The measured time of deliveries by callers, for each power of two of their size.
+#[derive(Debug)]
+pub(crate) struct DeliveryRates {
+    /// The time in nanoseconds that a delivery by a channel takes from the caller: submission, then
+    /// the fetch of each cache line.
+    submit_ns: f64,
+    line_ns: f64,
+    sizes: [SizeRate; SIZES],
+}
+
+const SIZES: usize = MAX_CALLER_BYTES.ilog2() as usize + 1;
+
+#[derive(Debug, Default)]
+struct SizeRate {
+    deliveries: AtomicU32,
+    /// The time of the caller in picoseconds per byte; 0 if not yet measured.
+    ps_per_byte: AtomicU64,
+}
+
+/// Who copies a delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DeliveryBy {
+    /// The caller.
+    Caller,
+    /// The caller, with [`DeliveryRates::record`] of the time.
+    MeasuredCaller,
+    /// A channel.
+    Channel,
+}
+
+impl DeliveryRates {
+    /// `handover_ns` is the measured time of a cache line from core to core.
+    pub(crate) fn new(handover_ns: f64) -> Self {
+        /// A core that reads a range has that many lines on their way.
+        const LINES_IN_FLIGHT: f64 = 32.0;
+        Self {
+            submit_ns: 2.0 * handover_ns,
+            line_ns: handover_ns / LINES_IN_FLIGHT,
+            sizes: Default::default(),
+        }
+    }
+
+    fn size(&self, bytes: u64) -> &SizeRate {
+        &self.sizes[bytes.max(1).ilog2() as usize]
+    }
+
+    /// Decides about a delivery of at most [`MAX_CALLER_BYTES`].
+    pub(crate) fn decide(&self, bytes: u64) -> DeliveryBy {
+        const MEASURE_ONE_IN: u32 = 16;
+        const LINE: f64 = 64.0;
+        let size = self.size(bytes);
+        let number = size.deliveries.fetch_add(1, Ordering::Relaxed);
+        if number.is_multiple_of(MEASURE_ONE_IN) {
+            return DeliveryBy::MeasuredCaller;
+        }
+        let caller_ns = bytes as f64 * size.ps_per_byte.load(Ordering::Relaxed) as f64 / 1000.0;
+        let channel_ns = self.submit_ns + bytes as f64 / LINE * self.line_ns;
+        if caller_ns <= channel_ns { DeliveryBy::Caller } else { DeliveryBy::Channel }
+    }
+
+    /// Records the time of a delivery that the caller copied.
+    pub(crate) fn record(&self, bytes: u64, start: Instant) {
+        self.adapt(bytes, 1000 * start.elapsed().as_nanos() as u64 / bytes.max(1));
+    }
+
+    /// Moves the rate a part of the way, so that a single disturbed delivery changes little.
+    fn adapt(&self, bytes: u64, measured: u64) {
+        let rate = &self.size(bytes).ps_per_byte;
+        let before = rate.load(Ordering::Relaxed);
+        let after = if before == 0 { measured } else { (3 * before + measured) / 4 };
+        rate.store(after.max(1), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn usual(rates: &DeliveryRates, bytes: u64) -> DeliveryBy {
+        let decisions: Vec<_> = (0..16).map(|_| rates.decide(bytes)).collect();
+        let measured = |decision: &&DeliveryBy| **decision == DeliveryBy::MeasuredCaller;
+        assert_eq!(decisions.iter().filter(measured).count(), 1);
+        decisions.into_iter().find(|decision| *decision != DeliveryBy::MeasuredCaller).unwrap()
+    }
+
+    #[test]
+    fn a_channel_delivers_what_is_in_no_cache_and_the_caller_the_rest() {
+        let rates = DeliveryRates::new(200.0);
+        for bytes in [16 << 10, 64 << 10, MAX_CALLER_BYTES] {
+            (0..20).for_each(|_| rates.adapt(bytes, 25));
+            assert_eq!(usual(&rates, bytes), DeliveryBy::Caller);
+            (0..20).for_each(|_| rates.adapt(bytes, 250));
+            assert_eq!(usual(&rates, bytes), DeliveryBy::Channel);
+        }
+        assert_eq!(usual(&rates, 32 << 10), DeliveryBy::Caller, "sizes are measured apart");
+    }
+}
