@@ -5,7 +5,7 @@
  * of Memferry. Link with -ladma.
  *
  * Memory. A call that starts an operation and returns at once (adma_icopy, adma_icopy_notify,
- * adma_ideliver, adma_ideliver_notify, adma_iread, adma_iwrite, adma_iput, adma_iput_notify, adma_iget)
+ * adma_icopy_many, adma_ifill_many, adma_ideliver, adma_ideliver_notify, adma_iread, adma_iwrite, adma_iput, adma_iput_notify, adma_iget)
  * uses its memory until the operation is complete; the caller keeps it valid until then, and the memory
  * of a window until it is withdrawn. All other calls use memory only until they return. The library
  * frees none of the caller's memory, and allocates none for the caller but memory of a GPU. A length of
@@ -354,6 +354,42 @@
 #define ADMA_WRITE 2
 
 /**
+ * A copy of a batch: `len` bytes from `src` to `dst`.
+ */
+typedef struct adma_copy_item {
+    /**
+     * Address of the first byte to read.
+     */
+    const void *src;
+    /**
+     * Address of the first byte to write.
+     */
+    void *dst;
+    /**
+     * Length in bytes.
+     */
+    size_t len;
+} adma_copy_item;
+
+/**
+ * A fill of a batch: `len` bytes at `dst` become `value`, converted to `unsigned char`.
+ */
+typedef struct adma_fill_item {
+    /**
+     * Address of the first byte to write.
+     */
+    void *dst;
+    /**
+     * Length in bytes.
+     */
+    size_t len;
+    /**
+     * The byte to write.
+     */
+    int value;
+} adma_fill_item;
+
+/**
  * A segment of a gather copy: `len` bytes at `addr`.
  */
 typedef struct adma_piece {
@@ -425,6 +461,37 @@ const char *adma_last_error(void);
  * Returns the version of the library, such as "0.1.0". It is constant and always valid.
  */
 const char *adma_version(void);
+
+/**
+ * Starts `count` copies and returns at once: as `adma_icopy` for each of them, but they are
+ * submitted together, which costs a fraction of that. The copies are not ordered: none may read or
+ * write what another one writes. `src` and `dst` of one copy may overlap. All memory is ordinary
+ * memory, not memory of a GPU.
+ *
+ * If `cookies` is null, returns one cookie (0 or above), of all copies: it is complete when all of
+ * them are. Otherwise writes the cookie of each copy to `cookies` and returns 0. Cookies are for
+ * `adma_check_copy` and `adma_wait_copy`, as that of `adma_icopy`. On an error, returns a negative
+ * code, and then nothing is in flight: `ADMA_EFAULT` if `copies` is null and `count` is not 0, or
+ * an address is null and its length is not 0; `ADMA_EINVAL` if `src` and `dst` of a copy overlap, with one
+ * cookie for more than 1 GiB; `ADMA_EOPNOTSUPP` if any of the memory is that of a GPU.
+ *
+ * # Safety
+ * `copies` must be valid for reading and `cookies`, if not null, for writing of `count` entries
+ * until this returns. The memory of each copy is as for `adma_icopy`.
+ */
+int64_t adma_icopy_many(const struct adma_copy_item *copies,
+                        size_t count,
+                        int64_t *cookies);
+
+/**
+ * Starts `count` fills and returns at once, as `adma_icopy_many` does with copies.
+ *
+ * Returns a cookie, 0 or a negative code, as `adma_icopy_many`.
+ *
+ * # Safety
+ * As for `adma_icopy_many`.
+ */
+int64_t adma_ifill_many(const struct adma_fill_item *fills, size_t count, int64_t *cookies);
 
 /**
  * Copies `len` bytes from `src` to `dst` and returns when it is complete. Ranges that overlap give

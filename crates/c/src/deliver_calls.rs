@@ -5,7 +5,8 @@ use std::ffi::c_void;
 
 use memferry::{Options, Segment as Part};
 
-use crate::code::{ADMA_EFAULT, CallError};
+use crate::batch_calls::list;
+use crate::code::CallError;
 use crate::copy_calls::notification;
 use crate::global;
 use crate::guard::guarded;
@@ -78,31 +79,17 @@ unsafe fn deliver(
     options: Options<'_>,
 ) -> Result<i64, CallError> {
     // SAFETY: the caller guarantees the list until this returns.
-    let parts: Vec<_> = unsafe { list(pieces, count) }?
+    let parts: Vec<_> = unsafe { list(pieces, count, "pieces") }?
         .iter()
         .map(|piece| Part { address: piece.addr.cast(), length: piece.len })
         .collect();
     let started = global::with(|open| {
-        open.refuse_device_memory(&parts, dst.cast())?;
+        let addresses = parts.iter().map(|piece| piece.address);
+        open.refuse_device_memory(addresses.chain([dst.cast_const().cast()]))?;
         // SAFETY: the caller guarantees the memory until the copy is complete.
         Ok::<_, CallError>(unsafe {
             open.ferry().ideliver_cookie_raw(&parts, dst.cast(), options)
         }?)
     });
     Ok(started??.to_raw())
-}
-
-/// # Safety
-/// It must be valid for reading of `count` entries, unless the length is impossible.
-unsafe fn list<'a>(pieces: *const AdmaPiece, count: usize) -> Result<&'a [AdmaPiece], CallError> {
-    if count == 0 {
-        return Ok(&[]);
-    }
-    if pieces.is_null() {
-        let text = format!("the list of {count} pieces is a null pointer");
-        return Err(CallError::new(ADMA_EFAULT, text));
-    }
-    crate::memory::check(pieces.cast(), count.saturating_mul(size_of::<AdmaPiece>()))?;
-    // SAFETY: neither null nor too long; the caller guarantees the rest.
-    Ok(unsafe { std::slice::from_raw_parts(pieces, count) })
 }

@@ -5,6 +5,7 @@
 //! `global`; errors become numbers in `code`. The comments here are also those of `include/adma.h`,
 //! which is generated from this file, the files of calls and `code.rs`: they address users of C.
 
+mod batch_calls;
 mod code;
 mod copy_calls;
 mod deliver_calls;
@@ -22,6 +23,7 @@ mod windows;
 
 use std::ffi::{CStr, c_char, c_int};
 
+pub use batch_calls::*;
 pub use code::*;
 pub use copy_calls::*;
 pub use deliver_calls::*;

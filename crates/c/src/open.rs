@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use memferry::{CudaEngine, DeviceBuffer, Ferry, MemoryKind, Region, Request, Segment};
+use memferry::{CudaEngine, DeviceBuffer, Ferry, MemoryKind, Region, Request};
 use memferry_sys::sync::lock;
 
 use crate::code::{ADMA_EINVAL, ADMA_ENODEV, ADMA_EOPNOTSUPP, CallError};
@@ -79,15 +79,15 @@ impl LibraryState {
         request.memory(self.ferry.memory_kind(source), self.ferry.memory_kind(target))
     }
 
-    /// Rejects a gather copy from or to memory of the GPU.
+    /// Rejects memory of the GPU, for calls that take ordinary memory alone.
     pub(crate) fn refuse_device_memory(
         &self,
-        pieces: &[Segment],
-        target: *const u8,
+        mut addresses: impl Iterator<Item = *const u8>,
     ) -> Result<(), CallError> {
-        let is_of_device = |address| self.ferry.memory_kind(address) == MemoryKind::Device;
-        let mut all = pieces.iter().map(|piece| piece.address).chain([target]);
-        match all.find(|address| self.gpu.is_some() && is_of_device(*address)) {
+        if self.gpu.is_none() {
+            return Ok(());
+        }
+        match addresses.find(|address| self.ferry.memory_kind(*address) == MemoryKind::Device) {
             None => Ok(()),
             Some(address) => {
                 let text = format!("{address:p} is memory of a GPU: copy it with adma_icopy");

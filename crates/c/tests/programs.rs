@@ -123,12 +123,24 @@ fn run_at_once(runs: &[Run]) -> Vec<Output> {
     })
 }
 
-fn run_with_both_libraries(source: &'static str, channels: &[&str]) -> Vec<Output> {
-    let runs = BOTH.into_iter().flat_map(|linkage| {
+/// Runs a program once for each count of channels, linked as asked.
+fn run_with(source: &'static str, linkages: &[Linkage], channels: &[&str]) -> Vec<Output> {
+    let runs = linkages.iter().flat_map(|&linkage| {
         let settings = channels.iter().map(|count| vec![("MEMFERRY_CHANNELS", *count)]);
         settings.map(move |settings| Run { source, linkage, arguments: &[], settings })
     });
     run_at_once(&runs.collect::<Vec<_>>())
+}
+
+/// With the archive and with the shared library: programs that together use everything in which the
+/// two could differ (threads, forks, the settings, processes that talk).
+fn run_with_both_libraries(source: &'static str, channels: &[&str]) -> Vec<Output> {
+    run_with(source, &BOTH, channels)
+}
+
+/// With the shared library alone.
+fn run_shared(source: &'static str, channels: &[&str]) {
+    run_with(source, &[Linkage::Shared], channels);
 }
 
 /// Runs every program with every setting.
@@ -192,12 +204,17 @@ fn every_call_does_what_the_header_says() {
 
 #[test]
 fn packets_are_delivered_as_one_message() {
-    run_with_both_libraries("tests/c/deliver.c", &["1", "3"]);
+    run_shared("tests/c/deliver.c", &["1", "3"]);
+}
+
+#[test]
+fn many_copies_and_fills_are_started_by_one_call() {
+    run_shared("tests/c/batch.c", &["1", "3"]);
 }
 
 #[test]
 fn the_library_can_be_closed_and_opened_anew_under_many_threads() {
-    run_with_both_libraries("tests/c/lifetime.c", &["1", "3"]);
+    run_shared("tests/c/lifetime.c", &["1", "3"]);
 }
 
 #[test]
@@ -207,38 +224,37 @@ fn forked_children_copy_by_themselves() {
 
 #[test]
 fn messages_arrive_whichever_side_comes_first() {
-    run_with_both_libraries("tests/c/link_messages.c", &["1"]);
+    run_shared("tests/c/link_messages.c", &["1"]);
 }
 
 #[test]
 fn links_fit_into_event_loops() {
-    run_with_both_libraries("tests/c/link_events.c", &["1"]);
+    run_shared("tests/c/link_events.c", &["1"]);
 }
 
 #[test]
 fn links_end_well_whatever_happens_to_them() {
-    run_with_both_libraries("tests/c/link_ends.c", &["1"]);
+    run_shared("tests/c/link_ends.c", &["1"]);
 }
 
 #[test]
 fn windows_are_put_to_and_got_from_without_a_word_from_their_owner() {
-    run_with_both_libraries("tests/c/window_access.c", &["1"]);
+    run_shared("tests/c/window_access.c", &["1"]);
 }
 
 #[test]
 fn windows_end_well_whatever_happens_to_them() {
-    run_with_both_libraries("tests/c/window_ends.c", &["1"]);
+    run_shared("tests/c/window_ends.c", &["1"]);
 }
 
 #[test]
 fn teams_call_collective_operations_and_name_who_dies() {
-    run_with_both_libraries("tests/c/team.c", &["1"]);
-    run_with_settings(&["tests/c/team.c"], &[("MEMFERRY_CMA", "off")]);
+    run_with_settings(&["tests/c/team.c"], &[("MEMFERRY_CHANNELS", "1"), ("MEMFERRY_CMA", "off")]);
 }
 
 #[test]
 fn memory_that_a_stopped_process_may_write_is_busy_and_nothing_stays_behind() {
-    run_with_both_libraries("tests/c/frozen.c", &["1"]);
+    run_shared("tests/c/frozen.c", &["1"]);
 }
 
 #[test]

@@ -46,6 +46,8 @@ fn own_the_memory() -> Result<(), Box<dyn std::error::Error>> {
         link.write(&[])?;
     }
 
+    // The peer has finished its last access.
+    link.read(&mut [])?;
     // From here on, no other process accesses the memory.
     let buffer = window.withdraw()?;
     assert!(buffer[DATA..].iter().all(|&byte| byte == ROUNDS as u8));
@@ -76,6 +78,7 @@ fn put_everything(name: &str) -> Result<(), Box<dyn std::error::Error>> {
         link.read(&mut [])?;
     }
 
+    link.write(&[])?;
     link.read(&mut [])?;
     // The window is withdrawn now, and every access fails.
     match remote.get(DATA as u64, &mut last) {

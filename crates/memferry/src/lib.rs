@@ -104,10 +104,10 @@
 //! for the program `memferry`, for benches and for tests; they change without notice.
 
 pub use memferry_copy::{
-    Buffer, BuildError, CacheHint, Cookie, CookieError, Dependency, Error, FailedTransfer, Ferry,
-    FerryBuilder, Options, OwnedSlice, OwnedSource, OwnedTarget, OwnedTransfer, Pod, Region,
-    RegistrationStatistics, Request, ScopedTransfer, Segment, Statistics, Transfer, TransferScope,
-    ValidationError,
+    BatchItem, Buffer, BuildError, CacheHint, Cookie, CookieError, Dependency, Error,
+    FailedTransfer, Ferry, FerryBuilder, Options, OwnedSlice, OwnedSource, OwnedTarget,
+    OwnedTransfer, Pod, Region, RegistrationStatistics, Request, ScopedTransfer, Segment,
+    Statistics, Transfer, TransferScope, ValidationError,
 };
 
 pub use memferry_copy::{
@@ -192,6 +192,14 @@ pub mod engine {
         #[doc(hidden)]
         pub use memferry_engine::cuda::*;
         pub use memferry_engine::cuda::{CudaDeviceInfo, CudaEngine, CudaProfile};
+    }
+
+    /// The engine of Intel's data streaming accelerator.
+    pub mod dsa {
+        #[cfg(feature = "unstable")]
+        #[doc(hidden)]
+        pub use memferry_engine::dsa::*;
+        pub use memferry_engine::dsa::{DsaCounters, DsaEngine};
     }
 
     /// The engine of Intel's I/OAT.

@@ -61,11 +61,10 @@ fn requests_find_the_memory_of_the_gpu_on_either_side() {
 fn a_delivery_from_or_to_the_gpu_is_refused() {
     let (open, _device) = open_with(CudaFaults::default());
     let (host, inside) = (bytes(64), open.allocate(64).unwrap());
-    let piece = |address: *const u8| Segment { address, length: 8 };
-    let pieces = [piece(host.as_ptr()), piece(inside)];
-    assert!(open.refuse_device_memory(&pieces[..1], host.as_ptr()).is_ok());
-    for (pieces, target) in [(&pieces[..], host.as_ptr()), (&pieces[..1], inside.cast_const())] {
-        let failure = open.refuse_device_memory(pieces, target).unwrap_err();
+    let (host, inside) = (host.as_ptr(), inside.cast_const());
+    assert!(open.refuse_device_memory([host, host].into_iter()).is_ok());
+    for addresses in [[host, inside], [inside, host]] {
+        let failure = open.refuse_device_memory(addresses.into_iter()).unwrap_err();
         assert_eq!(failure.code, ADMA_EOPNOTSUPP);
     }
 }

@@ -9,7 +9,7 @@
 #include "descriptors.h"
 #include "window.h"
 
-enum { LARGE = 16 * 1024 * 1024, ROUNDS = 12 };
+enum { LARGE = 16 * 1024 * 1024, ROUNDS = 6 };
 
 /* Stops a process and waits until it is stopped. */
 static void stop(pid_t child) {

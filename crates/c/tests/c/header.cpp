@@ -17,6 +17,9 @@ int all_calls(const void *src, void *dst, std::atomic<std::uint64_t> &variable) 
     std::int64_t other = adma_icopy_notify(src, dst, 1, word, 1);
     adma_piece piece = {src, 1};
     other += adma_ideliver(&piece, 1, dst) + adma_ideliver_notify(&piece, 1, dst, word, 1);
+    adma_copy_item copied = {src, dst, 1};
+    adma_fill_item filled = {dst, 1, 7};
+    other += adma_icopy_many(&copied, 1, nullptr) + adma_ifill_many(&filled, 1, &cookie);
     const char *texts[] = {adma_strerror(0), adma_last_error(), adma_version()};
     int sum = adma_init() + adma_copy(src, dst, 1) + adma_fill(dst, 0, 1);
     sum += adma_compare(src, dst, 1, &at) + adma_check_copy(cookie) + adma_wait_copy(other);
