@@ -60,6 +60,11 @@ impl Team {
         self.shared.layout.size
     }
 
+    /// Whether there are more ranks than cores, so that a waiting rank takes the core of another one.
+    pub fn is_crowded(&self) -> bool {
+        self.shared.is_crowded
+    }
+
     /// Whether large operations copy directly between the memories of the processes. Otherwise, for example under a
     /// filter of system calls, they go through shared memory.
     pub fn is_direct(&self) -> bool {

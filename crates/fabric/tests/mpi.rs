@@ -12,21 +12,9 @@ use std::process::{Command, Output};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use memferry_testing::mpi::{Mpi, MpiFamily, output_text};
 use memferry_testing::{Requirement, skip};
 use tempfile::TempDir;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Family {
-    OpenMpi,
-    Mpich,
-}
-
-/// An MPI of this machine.
-struct Mpi {
-    family: Family,
-    compiler: PathBuf,
-    launcher: PathBuf,
-}
 
 /// The resources of a test. One test has them at a time: ranks of two tests would only wait for each other.
 struct MpiFixture {
@@ -36,29 +24,14 @@ struct MpiFixture {
     _turn: MutexGuard<'static, ()>,
 }
 
-impl Mpi {
-    fn at(family: Family, folder: &Path, suffix: &str) -> Option<Self> {
-        let [compiler, launcher] =
-            ["mpicc", "mpirun"].map(|name| folder.join(format!("{name}{suffix}")));
-        let there = compiler.is_file() && launcher.is_file();
-        there.then_some(Self { family, compiler, launcher })
-    }
+/// What these tests do with an MPI.
+trait MpiOverMemferry {
+    fn programs(&self) -> PathBuf;
+    fn compile(&self) -> PathBuf;
+    fn command(&self, provider: &Path, ranks: usize) -> Command;
+}
 
-    /// All MPIs of a family that are found. MPICH must be named, because Debian's cannot use libfabric.
-    fn all(family: Family) -> Vec<Self> {
-        let (variable, suffix) = match family {
-            Family::OpenMpi => ("MEMFERRY_OPENMPI", ".openmpi"),
-            Family::Mpich => ("MEMFERRY_MPICH", ".none"),
-        };
-        let path = env::var_os("PATH").unwrap_or_default();
-        let usual = env::split_paths(&path).find_map(|folder| Self::at(family, &folder, suffix));
-        let named = env::var_os(variable).map(PathBuf::from).and_then(|named| {
-            let folder = if named.is_dir() { named.join("bin") } else { named.parent()?.into() };
-            Self::at(family, &folder, "")
-        });
-        usual.into_iter().chain(named).collect()
-    }
-
+impl MpiOverMemferry for Mpi {
     /// The folder of the programs, which the first test that needs them compiles.
     fn programs(&self) -> PathBuf {
         type Slot = Arc<OnceLock<PathBuf>>;
@@ -93,14 +66,14 @@ impl Mpi {
         let mut command = Command::new(&self.launcher);
         command.env("FI_PROVIDER_PATH", provider).env_remove("FI_PROVIDER");
         match self.family {
-            Family::OpenMpi => {
+            MpiFamily::OpenMpi => {
                 command.env("OMPI_ALLOW_RUN_AS_ROOT", "1");
                 command.env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
                 command.env("OMPI_MCA_pml", "cm").env("OMPI_MCA_mtl", "ofi");
                 command.env("OMPI_MCA_mtl_ofi_provider_include", "memferry");
                 command.env("OMPI_MCA_btl", "^ofi").arg("--oversubscribe");
             }
-            Family::Mpich => {
+            MpiFamily::Mpich => {
                 command.env("MPIR_CVAR_CH4_NETMOD", "ofi").env("FI_PROVIDER", "memferry");
                 command.env("MPIR_CVAR_NOLOCAL", "1");
             }
@@ -126,33 +99,44 @@ impl MpiFixture {
     }
 
     fn run(&self, mpi: &Mpi, ranks: usize, program: &str, words: &[&str]) -> Output {
+        self.run_with(mpi, ranks, program, words, false)
+    }
+
+    /// Runs a program; with a shared heap, as `memferry mpirun --shared-heap` does it.
+    fn run_with(
+        &self,
+        mpi: &Mpi,
+        ranks: usize,
+        program: &str,
+        words: &[&str],
+        has_heap: bool,
+    ) -> Output {
         let mut command = mpi.command(&self.folder.path().join("provider"), ranks);
         command.arg(self.programs.join(program)).args(words);
+        if has_heap {
+            let test = env::current_exe().expect("a test knows where it is");
+            let library = test.with_file_name("libmemferry_preload.so");
+            assert!(library.exists(), "{} is missing", library.display());
+            command.env("LD_PRELOAD", library).env("MEMFERRY_SHARED_HEAP", "65536");
+        }
         // The MPI derives names of shared files from the path, and they must not become too long.
         command.env("TMPDIR", "/tmp").output().expect("the launcher starts")
     }
 }
 
-fn text(output: &Output) -> String {
-    let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
-    format!("{}\n{out}\n{err}", output.status)
-}
-
 fn expect_success(what: &str, output: &Output) {
-    assert!(output.status.success(), "{what}: {}", text(output));
+    assert!(output.status.success(), "{what}: {}", output_text(output));
 }
 
 /// Calls `act` with every MPI of a family, or prints that there is none.
-fn with_every(family: Family, cure: &str, act: impl Fn(&MpiFixture, &Mpi)) {
-    let found = Mpi::all(family);
-    if found.is_empty() {
-        let requirement = match family {
-            Family::OpenMpi => Requirement::OpenMpi,
-            Family::Mpich => Requirement::Mpich,
-        };
-        skip(requirement, cure);
+fn with_every(family: MpiFamily, cure: &str, act: impl Fn(&MpiFixture, &Mpi)) {
+    // MPICH must be named, because Debian's cannot use libfabric.
+    let usual = (family == MpiFamily::OpenMpi).then(|| Mpi::of_debian(family)).flatten();
+    let found = [usual, Mpi::named(family)];
+    if found.iter().all(Option::is_none) {
+        family.skip(cure);
     }
-    for mpi in found {
+    for mpi in found.into_iter().flatten() {
         let rig = MpiFixture::new(mpi.programs());
         act(&rig, &mpi);
     }
@@ -167,7 +151,7 @@ fn exercise(rig: &MpiFixture, mpi: &Mpi) {
         let output = rig.run(mpi, ranks, "mpi-check", words);
         let what = format!("{} with {ranks} ranks, {words:?}", mpi.launcher.display());
         expect_success(&what, &output);
-        assert!(text(&output).contains("checks passed"), "{what}: {}", text(&output));
+        assert!(output_text(&output).contains("checks passed"), "{what}: {}", output_text(&output));
     }
 }
 
@@ -199,8 +183,14 @@ fn is_old(file: &Path) -> bool {
 /// Kills one rank. The survivors get an error or are killed; none of them waits for ever.
 fn kill_one(rig: &MpiFixture, mpi: &Mpi) {
     let before = shared_files();
-    let output = rig.run(mpi, 3, "mpi-victim", &[]);
-    for left in shared_files().difference(&before) {
+    for has_heap in [false, true] {
+        kill_with(rig, mpi, has_heap, &before);
+    }
+}
+
+fn kill_with(rig: &MpiFixture, mpi: &Mpi, has_heap: bool, before: &HashSet<PathBuf>) {
+    let output = rig.run_with(mpi, 3, "mpi-victim", &[], has_heap);
+    for left in shared_files().difference(before) {
         // Ranks may exit shortly after their launcher.
         let is_free = (0..20).any(|_| {
             let is_free = is_old(left) && !is_mapped(left);
@@ -213,7 +203,7 @@ fn kill_one(rig: &MpiFixture, mpi: &Mpi) {
             let _ = fs::remove_file(left);
         }
     }
-    let said = text(&output);
+    let said = output_text(&output);
     assert!(said.contains("rank 1 kills itself"), "{said}");
     assert!(!output.status.success(), "{said}");
     assert!(!said.contains("hangs") && !said.contains("saw no failure"), "{said}");
@@ -227,36 +217,65 @@ fn leave_early(rig: &MpiFixture, mpi: &Mpi) {
         let output = rig.run(mpi, 5, "mpi-leavers", words);
         let what = format!("{}, round {round}", mpi.launcher.display());
         expect_success(&what, &output);
-        assert!(text(&output).contains("all messages of 5 ranks"), "{what}: {}", text(&output));
+        assert!(
+            output_text(&output).contains("all messages of 5 ranks"),
+            "{what}: {}",
+            output_text(&output)
+        );
+    }
+}
+
+/// Every message between allocations is mapped: a rank that accessed memory by a system call would be killed.
+/// One that does so, for arrays that are no allocations, is.
+fn map_all(rig: &MpiFixture, mpi: &Mpi) {
+    for words in [&[][..], &["fork"]] {
+        let output = rig.run_with(mpi, 2, "mpi-mapped", words, true);
+        let what = format!("{} with a shared heap, {words:?}", mpi.launcher.display());
+        expect_success(&what, &output);
+        assert!(output_text(&output).contains("all messages were mapped"), "{what}");
+    }
+    let output = rig.run_with(mpi, 2, "mpi-mapped", &["static"], true);
+    if output.status.success() {
+        skip(Requirement::CrossMemory, "ranks cannot access the memory of each other");
     }
 }
 
 #[test]
+fn allocations_of_programs_of_open_mpi_with_a_shared_heap_are_mapped() {
+    with_every(MpiFamily::OpenMpi, OPEN_MPI, map_all);
+}
+
+#[test]
+fn allocations_of_programs_of_mpich_with_a_shared_heap_are_mapped() {
+    with_every(MpiFamily::Mpich, MPICH, map_all);
+}
+
+#[test]
 fn programs_of_open_mpi_run_over_the_provider() {
-    with_every(Family::OpenMpi, OPEN_MPI, exercise);
+    with_every(MpiFamily::OpenMpi, OPEN_MPI, exercise);
 }
 
 #[test]
 fn programs_of_mpich_run_over_the_provider() {
-    with_every(Family::Mpich, MPICH, exercise);
+    with_every(MpiFamily::Mpich, MPICH, exercise);
 }
 
 #[test]
 fn a_killed_rank_leaves_no_rank_of_open_mpi_waiting() {
-    with_every(Family::OpenMpi, OPEN_MPI, kill_one);
+    with_every(MpiFamily::OpenMpi, OPEN_MPI, kill_one);
 }
 
 #[test]
 fn a_killed_rank_leaves_no_rank_of_mpich_waiting() {
-    with_every(Family::Mpich, MPICH, kill_one);
+    with_every(MpiFamily::Mpich, MPICH, kill_one);
 }
 
 #[test]
 fn messages_of_ranks_of_open_mpi_that_have_finalized_arrive() {
-    with_every(Family::OpenMpi, OPEN_MPI, leave_early);
+    with_every(MpiFamily::OpenMpi, OPEN_MPI, leave_early);
 }
 
 #[test]
 fn messages_of_ranks_of_mpich_that_have_finalized_arrive() {
-    with_every(Family::Mpich, MPICH, leave_early);
+    with_every(MpiFamily::Mpich, MPICH, leave_early);
 }

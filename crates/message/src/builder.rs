@@ -6,7 +6,8 @@ use memferry_sys::settings::{self, size, switch};
 
 use crate::error::{Error, ValidationError};
 use crate::plan::{MessagePlanContext, MessageProfile, PathKind, Pinning};
-use crate::port::PortConfig;
+use crate::port::{self, PortConfig};
+use crate::region;
 
 /// Settings of a new endpoint, listener or link. A setting that is not set here is read from the environment;
 /// one that is not set there is measured or has a default.
@@ -28,7 +29,7 @@ pub struct EndpointBuilder {
 
 impl EndpointBuilder {
     /// The environment variables that are read.
-    pub const VARIABLES: [&'static str; 9] = [
+    pub const VARIABLES: [&'static str; 10] = [
         "MEMFERRY_BACKGROUND",
         "MEMFERRY_CMA",
         "MEMFERRY_EAGER_BYTES",
@@ -37,6 +38,7 @@ impl EndpointBuilder {
         "MEMFERRY_PATH",
         "MEMFERRY_PINNING",
         "MEMFERRY_MESSAGE_SPIN_NS",
+        port::STREAMING_VARIABLE,
         crate::window::rma_engine::TRACE_VARIABLE,
     ];
 
@@ -146,9 +148,11 @@ impl EndpointBuilder {
         self
     }
 
-    /// Sets the lookup of windows of peers: the size of its cache, and what it does on a miss.
+    /// Sets the lookup of windows of peers: the size of its cache, and what it does on a miss. With
+    /// this call every access is looked up. By default an access computes where the memory is, from
+    /// where the window begins, and only memory for which that is not possible is looked up.
     pub fn lookup(mut self, lookup: memferry_memory::lookup::LookupConfig) -> Self {
-        self.config.lookup = lookup;
+        self.config.lookup = Some(lookup);
         self
     }
 
@@ -168,6 +172,7 @@ impl EndpointBuilder {
     /// either requests it, cross-memory access if neither forbids it.
     pub(crate) fn config(&self) -> Result<PortConfig, Error> {
         settings::check_variables();
+        region::heap::adopt();
         if let Some(problem) = &self.error {
             return Err(problem.clone().into());
         }
@@ -209,6 +214,8 @@ impl EndpointBuilder {
                 .unwrap_or_default(),
         };
         let switch = |name| parse_variable(name, switch::EXPECTED, switch::parse);
+        let kernels = "the name of a streaming kernel that this processor supports";
+        parse_variable(port::STREAMING_VARIABLE, kernels, port::streaming_from_setting)?;
         settings.background |= switch("MEMFERRY_BACKGROUND")?.unwrap_or(false);
         settings.cross_memory &= switch("MEMFERRY_CMA")?.unwrap_or(true);
         Ok(settings)

@@ -63,9 +63,9 @@ pub use memferry_collective::{
 };
 pub use memferry_sys::cross_memory::CrossMemoryDenied;
 pub use operation::{FailedOperation, Operation, OperationScope, OwnedOperation, ScopedOperation};
-pub use port::{MessageStatus, Peer, set_offload_ferry};
 #[doc(hidden)]
-pub use port::{PendingOps, ServiceMessage};
+pub use port::{BufferReceived, PendingOps, ServiceMessage};
+pub use port::{MessageStatus, Peer, set_offload_ferry};
 pub use quarantine::quarantined_buffers;
 pub use region::ShareableBuffer;
 #[doc(hidden)]

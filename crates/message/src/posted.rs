@@ -8,7 +8,7 @@ use crate::completion::{CompletionEntry, CompletionOptions};
 use crate::endpoint::Endpoint;
 use crate::envelope::{Envelope, MatchSpec};
 use crate::error::Error;
-use crate::port::{Peer, PendingOps, PortState, ServiceMessage};
+use crate::port::{BufferReceived, Peer, PendingOps, PortState, ServiceMessage};
 use crate::remote_transport::{RemoteRma, RemoteTransport};
 use crate::segments::Segment;
 use crate::window::{RawMemory, RemoteWindow, Rights, Window};
@@ -187,6 +187,22 @@ impl Endpoint {
         unsafe { self.port().post_receive(wanted, pieces, context, None) }
     }
 
+    /// As [`Endpoint::post_receive`]. A small message may end in [`Endpoint::poll_received`] instead of a
+    /// completion entry, which takes less time.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::post_receive`].
+    #[inline]
+    pub unsafe fn post_buffer(
+        &self,
+        wanted: &MatchSpec,
+        pieces: &[Segment],
+        context: u64,
+    ) -> Result<(), Error> {
+        // SAFETY: the caller guarantees it.
+        unsafe { self.port().post_buffer(wanted, pieces, context) }
+    }
+
     /// Starts a receive that takes several messages into contiguous memory, until fewer than `least` bytes
     /// are left. Each message has a completion entry; that of the last one is marked.
     ///
@@ -259,6 +275,18 @@ impl Endpoint {
     #[inline]
     pub fn poll_completions(&self, reports: &mut Vec<CompletionEntry>) -> bool {
         self.port().poll_completions(reports)
+    }
+
+    /// As [`Endpoint::poll_completions`]. Passes up to `limit` messages for buffers of [`Endpoint::post_buffer`] to
+    /// `take`; the others make completion entries. `take` is called inside the endpoint, and must not call it.
+    #[inline]
+    pub fn poll_received(
+        &self,
+        reports: &mut Vec<CompletionEntry>,
+        limit: usize,
+        take: impl FnMut(BufferReceived),
+    ) -> bool {
+        self.port().poll_received(reports, limit, take)
     }
 
     /// Waits for completion entries, at most `timeout`, and returns them. Returns early when

@@ -13,7 +13,7 @@ use memferry_testing::message::traces::{Folder, named_memory, resource_usage};
 use memferry_testing::message::{Random, TIMEOUT, alone, say, unique, until};
 
 /// Processes killed for each kind of message, and at a time.
-const BATCHES: usize = 18;
+const BATCHES: usize = 9;
 const VICTIMS_PER_BATCH: usize = 6;
 /// The pattern of memory that no process writes any more.
 const MARKER: u64 = 77;

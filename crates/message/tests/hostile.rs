@@ -15,7 +15,7 @@ use memferry_testing::message::talk::{KINDS, Traffic};
 use memferry_testing::message::{Random, TIMEOUT, say, unique};
 
 /// How long each attack lasts, unless `MEMFERRY_HOSTILE_SECONDS` sets it.
-const DEFAULT_DURATION: Duration = Duration::from_secs(3);
+const DEFAULT_DURATION: Duration = Duration::from_millis(1500);
 
 fn attack_duration() -> Duration {
     let seconds = std::env::var("MEMFERRY_HOSTILE_SECONDS").ok();

@@ -19,7 +19,7 @@ use memferry_testing::message::{Random, say, unique, until};
 
 const RANKS: usize = 256;
 /// Messages from each rank to each rank.
-const ROUNDS: u64 = 4;
+const ROUNDS: u64 = 2;
 const VICTIMS: usize = 8;
 /// Tag of the messages of the rounds, and of the last message of those that are not killed.
 const TAG: u64 = 1;

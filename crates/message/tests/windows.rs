@@ -119,6 +119,44 @@ fn a_cache_far_too_small_changes_nothing_but_the_time() {
 }
 
 #[test]
+fn nothing_is_looked_up_unless_somebody_asks_for_it() {
+    for (builder, is_looked_up) in
+        [(EndpointBuilder::new(), false), (small(MissPolicy::Wait), true)]
+    {
+        let pair = pair(&builder);
+        both_kinds(&pair, Rights::READ_WRITE, |owned, remote| at_random(owned, &remote, 20));
+        let counters = pair.here.lookup_counters().unwrap();
+        let lookups = counters.hits.receive + counters.misses.receive.total();
+        assert_eq!(lookups > 0, is_looked_up, "{counters:?}");
+    }
+}
+
+#[test]
+fn many_windows_in_turn_are_all_found() {
+    let pair = pair(&EndpointBuilder::new());
+    // More than an endpoint remembers, in one region and in none.
+    let shared = ShareableBuffer::new(1200 * 64).unwrap();
+    let plain = vec![0u8; 1200 * 64];
+    let mut windows = Vec::new();
+    for number in 0..1200 {
+        for start in [shared.as_ptr(), plain.as_ptr()] {
+            let at = start.wrapping_add(number * 64).cast_mut();
+            // SAFETY: both buffers are dropped after the windows.
+            let window = unsafe { pair.there.expose_raw(at, 64, Rights::READ_WRITE) }.unwrap();
+            let remote = pair.here.attach(pair.to_there, window.handle()).unwrap();
+            windows.push((window, remote));
+        }
+    }
+    for round in 0..2u64 {
+        for (number, (window, remote)) in windows.iter().enumerate() {
+            let value = round << 32 | number as u64;
+            remote.put(8, &value.to_le_bytes()).unwrap();
+            assert_eq!(window.load(8), value);
+        }
+    }
+}
+
+#[test]
 fn the_full_table_gives_the_same_bytes() {
     let pair = pair(&EndpointBuilder::new().lookup(LookupConfig::flat()));
     both_kinds(&pair, Rights::READ_WRITE, |owned, remote| at_random(owned, &remote, 100));
@@ -421,6 +459,8 @@ fn a_window_of_64_gib_needs_little_memory() {
     assert!(right.count() > 1990);
     let memory = pair.here.lookup_memory().unwrap();
     assert!(memory.cache_total() < 4 << 20, "{memory:?}");
+    let counters = pair.here.lookup_counters().unwrap();
+    assert!(counters.attached > 100, "so large a window is looked up: {counters:?}");
 }
 
 #[test]

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use memferry_message::{
-    CompletionEntry, CompletionKind, Endpoint, Error, MatchSpace, Peer, ReadyFd, Source,
+    BufferReceived, CompletionEntry, CompletionKind, Endpoint, Error, MatchSpace, Peer, ReadyFd,
+    Source,
 };
 
 use super::Bindings;
@@ -20,7 +21,7 @@ use crate::abi::*;
 use crate::address::{Address, AddressLocation, AddressVector, LocalId};
 use crate::guard::{FiError, Result};
 use crate::mr_table::MrTable;
-use crate::queue::{CompletionQueue, Counter, QueuedCompletion};
+use crate::queue::{CompletionQueue, Counter, QueuedCompletion, space_flag};
 use crate::remote::{Directory, Unavailable};
 use crate::warn_once::warn_once;
 
@@ -231,10 +232,16 @@ impl EndpointCore {
         self.has_single_queue
     }
 
-    /// Makes progress, and takes the completions.
+    /// Makes progress, and takes the completions. Up to `limit` messages for posted buffers are passed to `take`,
+    /// which must not call the endpoint.
     #[inline]
-    pub(crate) fn poll_completions(&self, reports: &mut Vec<CompletionEntry>) -> bool {
-        self.messages.poll_completions(reports)
+    pub(crate) fn poll_received(
+        &self,
+        reports: &mut Vec<CompletionEntry>,
+        limit: usize,
+        take: impl FnMut(BufferReceived),
+    ) -> bool {
+        self.messages.poll_received(reports, limit, take)
     }
 
     /// Makes progress, and pushes completions to queues and counters.
@@ -479,16 +486,5 @@ fn set_error(entry: &mut QueuedCompletion, error: &Error) {
     if let Error::Truncated { message_bytes, buffer_bytes } = error {
         entry.length = *buffer_bytes as usize;
         entry.excess = (message_bytes - buffer_bytes) as usize;
-    }
-}
-
-/// The flag of a match space.
-#[inline]
-pub(super) fn space_flag(space: MatchSpace) -> u64 {
-    match space {
-        MatchSpace::Tagged => FI_TAGGED,
-        MatchSpace::Untagged => FI_MSG,
-        // Requests and replies make no entries of messages.
-        MatchSpace::Service | MatchSpace::Reply => 0,
     }
 }

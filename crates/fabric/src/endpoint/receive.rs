@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering;
 use memferry_message::{Error, MatchSpace, MatchSpec, Segment};
 
 use super::Endpoint;
-use super::core::{EndpointCore, entry_of, space_flag};
+use super::core::{EndpointCore, entry_of};
 use super::tracked::is_tracked;
 use crate::abi::*;
 use crate::guard::{FiError, Result};
-use crate::queue::QueuedCompletion;
+use crate::queue::{QueuedCompletion, space_flag};
 
 /// The messages that a receive matches.
 #[derive(Debug, Clone, Copy)]
@@ -72,6 +72,11 @@ impl Endpoint {
                 // SAFETY: the caller guarantees it.
                 unsafe { messages.post_multi_receive(&spec, memory, posted_context, min_bytes) }
             });
+        }
+        // A message for a posted buffer makes its entry without [`EndpointCore::complete`].
+        if core.has_single_queue() && !core.receives.is_silent(flags) && !is_tracked(context) {
+            // SAFETY: the caller guarantees it.
+            return Ok(unsafe { messages.post_buffer(&spec, segments, context) }?);
         }
         post(core, context, flags, |posted_context| {
             // SAFETY: the caller guarantees it.

@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 use memferry_message::{CompletionOptions, Envelope, Segment};
 
 use super::Endpoint;
-use super::core::{EndpointCore, space_flag};
+use super::core::EndpointCore;
 use super::order::OrderedOp;
 use super::tracked::{TrackedOp, is_tracked};
 use crate::abi::*;
 use crate::guard::{FiError, Result};
 use crate::info::{INJECT_BYTES, IOV_LIMIT};
-use crate::queue::QueuedCompletion;
+use crate::queue::{QueuedCompletion, space_flag};
 
 const _: () = assert!(IOV_LIMIT <= memferry_message::MAX_SEGMENTS);
 

@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use memferry_message::CompletionEntry;
+use memferry_message::{BufferReceived, CompletionEntry};
+use memferry_sys::biased_mutex::BiasedMutex;
 
-use super::entry::{CqFormat, QueuedCompletion};
+use super::entry::{CqFormat, QueuedCompletion, space_flag};
 use super::error_text::copy_error_text;
 use super::wait::{LazyWaitSet, WaitSet, deadline};
 use crate::abi::*;
@@ -32,7 +33,7 @@ pub(crate) struct CompletionQueue {
     _domain: Arc<Domain>,
     format: CqFormat,
     wait_object: c_int,
-    poller: Mutex<CqPoller>,
+    poller: BiasedMutex<CqPoller>,
     /// Completions that the program has not read. The queue grows, because programs request a
     /// smaller size than they need.
     entries: Mutex<VecDeque<QueuedCompletion>>,
@@ -66,6 +67,12 @@ struct UserEntries {
 }
 
 impl UserEntries {
+    /// The number of entries that fit.
+    #[inline]
+    fn room(&self) -> usize {
+        self.count - self.written
+    }
+
     /// # Safety
     /// The array must have space for another entry of the format.
     #[inline]
@@ -84,7 +91,7 @@ impl UserEntries {
 impl CompletionQueue {
     /// Adds an endpoint to poll.
     pub(crate) fn add(&self, core: &Arc<EndpointCore>) -> Result {
-        let mut poller = self.poller.lock().unwrap();
+        let mut poller = self.poller.lock();
         if !poller.endpoints.iter().any(|known| Arc::ptr_eq(known, core)) {
             self.wait_set.add(core)?;
             poller.endpoints.push(core.clone());
@@ -93,7 +100,7 @@ impl CompletionQueue {
     }
 
     pub(crate) fn remove(&self, core: &Arc<EndpointCore>) {
-        self.poller.lock().unwrap().endpoints.retain(|known| !Arc::ptr_eq(known, core));
+        self.poller.lock().endpoints.retain(|known| !Arc::ptr_eq(known, core));
         self.wait_set.remove(core);
     }
 
@@ -111,7 +118,7 @@ impl CompletionQueue {
 
     /// Makes progress on the messages of all endpoints, and queues their completions.
     pub(crate) fn make_progress(&self) {
-        self.poll_endpoints(&mut self.poller.lock().unwrap(), &mut no_user_entries());
+        self.poll_endpoints(&mut self.poller.lock(), &mut no_user_entries());
     }
 
     /// The number of entries that the program has not read.
@@ -134,12 +141,12 @@ impl CompletionQueue {
 
     /// Returns whether everything in flight wakes a sleeping thread.
     fn can_block(&self) -> bool {
-        self.poller.lock().unwrap().endpoints.iter().all(|core| core.can_block())
+        self.poller.lock().endpoints.iter().all(|core| core.can_block())
     }
 
     fn wait_set(&self) -> Result<&WaitSet> {
         // Endpoints are added and removed with the poller's lock.
-        let poller = self.poller.lock().unwrap();
+        let poller = self.poller.lock();
         self.wait_set.set(&poller.endpoints)
     }
 
@@ -148,7 +155,7 @@ impl CompletionQueue {
     /// # Safety
     /// `array` must be valid for `count` entries of the format; `sources` for as many numbers, or
     /// null.
-    #[inline]
+    #[inline(always)]
     unsafe fn read(&self, array: *mut c_void, count: usize, sources: *mut u64) -> Result<usize> {
         // MPI libraries read until the queue is empty, and continue only then: the second read is
         // on the critical path of every message, and nothing has completed since the first. It
@@ -158,7 +165,7 @@ impl CompletionQueue {
             return Err(FiError(FI_EAGAIN));
         }
         let mut target = UserEntries { array, count, sources, written: 0 };
-        let mut poller = self.poller.lock().unwrap();
+        let mut poller = self.poller.lock();
         if self.queued.load(Ordering::Acquire) == 0 || count == 0 {
             self.poll_endpoints(&mut poller, &mut target);
         }
@@ -178,7 +185,14 @@ impl CompletionQueue {
                 core.progress();
                 continue;
             }
-            if !core.poll_completions(reports) {
+            // The senders of messages can be found only outside of the endpoint.
+            let is_empty = self.queued.load(Ordering::Relaxed) == 0;
+            let room = if is_empty && target.sources.is_null() { target.room() } else { 0 };
+            let has_reports = core.poll_received(reports, room, |received| {
+                // SAFETY: there is space, and the caller of `read` guarantees the memory.
+                unsafe { target.write(self.format, &received_entry(&received)) };
+            });
+            if !has_reports {
                 core.return_owed_credits();
                 continue;
             }
@@ -271,6 +285,19 @@ impl CompletionQueue {
     }
 }
 
+/// The entry of a message for a posted buffer.
+#[inline]
+fn received_entry(received: &BufferReceived) -> QueuedCompletion {
+    let BufferReceived { context, envelope, length, address, .. } = *received;
+    let mut entry = QueuedCompletion::new(context, space_flag(envelope.space) | FI_RECV);
+    (entry.tag, entry.length, entry.buffer) = (envelope.tag, length, address.cast());
+    if let Some(data) = envelope.data {
+        entry.flags |= FI_REMOTE_CQ_DATA;
+        entry.data = data;
+    }
+    entry
+}
+
 /// An empty array, for calls that only make progress.
 fn no_user_entries() -> UserEntries {
     UserEntries { array: std::ptr::null_mut(), count: 0, sources: std::ptr::null_mut(), written: 0 }
@@ -307,7 +334,7 @@ pub(crate) unsafe extern "C" fn open(
             _domain: object::share(domain),
             format: CqFormat::new(attr.format)?,
             wait_object: attr.wait_obj,
-            poller: Mutex::default(),
+            poller: BiasedMutex::new(CqPoller::default()),
             entries: Mutex::default(),
             queued: AtomicUsize::new(0),
             is_signalled: AtomicBool::new(false),

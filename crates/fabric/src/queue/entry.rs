@@ -2,6 +2,8 @@
 
 use std::ffi::{c_int, c_void};
 
+use memferry_message::MatchSpace;
+
 use crate::abi::*;
 use crate::guard::{FiError, Result};
 
@@ -111,5 +113,16 @@ impl CqFormat {
                 }
             }
         }
+    }
+}
+
+/// The flag of a match space.
+#[inline]
+pub(crate) fn space_flag(space: MatchSpace) -> u64 {
+    match space {
+        MatchSpace::Tagged => FI_TAGGED,
+        MatchSpace::Untagged => FI_MSG,
+        // Requests and replies make no entries of messages.
+        MatchSpace::Service | MatchSpace::Reply => 0,
     }
 }

@@ -9,5 +9,5 @@ mod wait;
 
 pub(crate) use completion::{CompletionQueue, open as open_completion_queue};
 pub(crate) use counter::{Counter, open as open_counter};
-pub(crate) use entry::QueuedCompletion;
+pub(crate) use entry::{QueuedCompletion, space_flag};
 pub(crate) use event::{EventQueue, open as open_event_queue};

@@ -54,7 +54,7 @@ fn wake(memory: &ConnectionMemory, socket: Option<&SeqPacketSocket>, flags: u32)
 impl Connection {
     /// Rings the peer's doorbell if cells were written since the last time and the peer has armed a
     /// wakeup.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn ring_doorbell(&mut self) {
         if self.doorbell_pending {
             self.doorbell_pending = false;
@@ -86,6 +86,7 @@ impl Connection {
     /// cannot be sent, this side polls the ring. The ring to the peer, one of many, grows when it is full.
     pub(crate) fn share_hints(&mut self, hints: &HintMemory, slot: usize) {
         self.producer.keep_small();
+        self.bounce.keep_small();
         let packet = HINTS_DESCRIPTOR.to_le_bytes();
         let send = |socket: &SeqPacketSocket| socket.send(&packet, &[hints.as_fd()]).is_ok();
         if self.socket.as_ref().is_some_and(send) {

@@ -1,6 +1,7 @@
 //! One connection: the rings to and from a peer, and the access to its memory. It writes control
 //! messages and copies bytes; the port decides what control messages mean for operations.
 
+mod counting;
 mod doorbell;
 mod peer_buffer;
 mod remote_buffer;
@@ -13,6 +14,8 @@ use std::sync::Arc;
 use memferry_sys::open_files::DescriptorHolder;
 use memferry_sys::peer_process::{self, Credentials};
 use memferry_sys::seqpacket::SeqPacketSocket;
+use memferry_sys::stats::Block;
+use memferry_sys::stats::kinds::PeerCounters;
 
 use crate::connect::access_probe::PeerAccess;
 use crate::connect::handshake::EndpointUuid;
@@ -61,6 +64,8 @@ pub(crate) struct Connection {
     pub(crate) consumer: Consumer,
     pub(crate) memory: ConnectionMemory,
     bounce: BounceRing,
+    /// Written with the lock of the port held.
+    pub(crate) counters: Block<PeerCounters>,
     /// The cells read, and the payload bytes of cells read, when this side last rang because of
     /// credits.
     credited_cells: u64,
@@ -150,6 +155,7 @@ impl Connection {
             consumer: memory.consumer(),
             memory,
             bounce: BounceRing::new(BOUNCE_BYTES),
+            counters: Block::open(peer.id.credentials.pid.into(), &peer.name),
             credited_cells: 0,
             uncredited_bytes: 0,
             pending_control: VecDeque::new(),

@@ -1,12 +1,14 @@
 //! References to memory: encoded by one side, resolved by the other.
 
+use std::sync::Arc;
+
 use memferry_sys::shared_memory::Protection;
 
 use super::Connection;
 use super::peer_buffer::{self, PeerBuffer, RemoteSegments};
 use crate::control::{BufferRef, ControlMessage, SEGMENT_BYTES};
 use crate::plan::AccessMethod;
-use crate::region;
+use crate::region::{self, SharedAllocation, heap};
 use crate::ring::cells::ProtocolError;
 use crate::segments::Segment;
 
@@ -44,7 +46,7 @@ impl Connection {
         if self.is_self() {
             return 0;
         }
-        let Some(region) = region::find(segment.address, segment.length) else { return 0 };
+        let Some(region) = self.shareable_region(segment) else { return 0 };
         if self.exported.contains(&region, access) {
             return region.id;
         }
@@ -57,6 +59,15 @@ impl Connection {
             }
             None => 0,
         }
+    }
+
+    /// The region that a segment lies in, if there is one and the peer may have it.
+    pub(crate) fn shareable_region(&self, segment: &Segment) -> Option<Arc<SharedAllocation>> {
+        let region = region::find(segment.address, segment.length)?;
+        let is_known = || self.exported.contains(&region, Protection::ReadOnly);
+        let credentials = self.peer.id.credentials;
+        (!region.is_heap() || is_known() || heap::is_for(credentials, &self.access))
+            .then_some(region)
     }
 
     /// Reports freed regions to the peer.
@@ -116,7 +127,7 @@ impl Connection {
         access: Protection,
     ) -> AccessMethod {
         let mapped = |segment: &Segment| {
-            region::find(segment.address, segment.length)
+            self.shareable_region(segment)
                 .is_some_and(|region| self.exported.contains(&region, access))
         };
         let (read, write) = self.peer_access_to_us;

@@ -173,22 +173,36 @@ impl<R: PartialEq + Copy, M> MatchQueues<R, M> {
         source: usize,
         envelope: &Envelope,
     ) -> Option<(R, bool)> {
-        let posted = &self.posted;
-        let slot = match &self.posted_classes {
-            Some(classes) if classes.without_index == 0 => {
-                classes.candidates(source, envelope).min_by_key(|&slot| posted.sequence(slot))?
-            }
-            _ => posted.iter().find(|(_, posted)| posted.key.matches(source, envelope))?.0,
-        };
-        let &PostedReceive { receive, persistent, .. } = posted.get(slot)?;
+        let slot = self.find_slot(source, envelope)?;
+        let &PostedReceive { receive, persistent, .. } = self.posted.get(slot)?;
         if !persistent {
             self.remove_posted(slot);
         }
         Some((receive, persistent))
     }
 
+    /// Finds the posted receive for a message, and leaves it posted. Returns its slot and the receive.
     #[inline]
-    fn remove_posted(&mut self, slot: u32) -> R {
+    pub(crate) fn find_posted(&self, source: usize, envelope: &Envelope) -> Option<(u32, R)> {
+        let slot = self.find_slot(source, envelope)?;
+        Some((slot, self.posted.get(slot)?.receive))
+    }
+
+    /// The slot of the first posted receive that matches a message.
+    #[inline]
+    fn find_slot(&self, source: usize, envelope: &Envelope) -> Option<u32> {
+        let posted = &self.posted;
+        match &self.posted_classes {
+            Some(classes) if classes.without_index == 0 => {
+                classes.candidates(source, envelope).min_by_key(|&slot| posted.sequence(slot))
+            }
+            _ => Some(posted.iter().find(|(_, posted)| posted.key.matches(source, envelope))?.0),
+        }
+    }
+
+    /// Removes the posted receive of a slot that [`MatchQueues::find_posted`] has returned.
+    #[inline]
+    pub(crate) fn remove_posted(&mut self, slot: u32) -> R {
         let removed = self.posted.remove(slot);
         if self.posted.is_empty() {
             self.posted_classes = None;
@@ -347,27 +361,39 @@ impl<R: PartialEq + Copy, M> MatchQueues<R, M> {
 
     /// Removes a posted receive. Returns `false` if it was matched already.
     pub(crate) fn unpost(&mut self, receive: &R) -> bool {
+        self.unpost_if(|posted| posted == receive).is_some()
+    }
+
+    /// Removes a posted receive that `is_it` accepts.
+    pub(crate) fn unpost_if(&mut self, is_it: impl Fn(&R) -> bool) -> Option<R> {
         // Programs cancel in the order of posting, or in the reverse one.
         let mut slots = self.posted.iter();
         while let Some((slot, posted)) = slots.next() {
-            if posted.receive == *receive {
-                self.remove_posted(slot);
-                return true;
+            if is_it(&posted.receive) {
+                return Some(self.remove_posted(slot));
             }
             if let Some((slot, posted)) = slots.next_back()
-                && posted.receive == *receive
+                && is_it(&posted.receive)
             {
-                self.remove_posted(slot);
-                return true;
+                return Some(self.remove_posted(slot));
             }
         }
-        false
+        None
     }
 
     /// Removes every posted receive that names `source` as its only sender.
     pub(crate) fn unpost_source(&mut self, source: usize) -> Vec<R> {
-        let named = self.posted.iter().filter(|(_, posted)| posted.key.source == Some(source));
-        let slots: Vec<_> = named.map(|(slot, _)| slot).collect();
+        self.unpost_where(|posted| posted.key.source == Some(source))
+    }
+
+    /// Removes every posted receive that `is_it` accepts.
+    pub(crate) fn unpost_all(&mut self, is_it: impl Fn(&R) -> bool) -> Vec<R> {
+        self.unpost_where(|posted| is_it(&posted.receive))
+    }
+
+    fn unpost_where(&mut self, is_it: impl Fn(&PostedReceive<R>) -> bool) -> Vec<R> {
+        let chosen = self.posted.iter().filter(|(_, posted)| is_it(posted));
+        let slots: Vec<_> = chosen.map(|(slot, _)| slot).collect();
         slots.into_iter().map(|slot| self.remove_posted(slot)).collect()
     }
 

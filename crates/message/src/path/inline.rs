@@ -13,7 +13,7 @@ pub(super) struct Inline;
 ///
 /// # Safety
 /// The segments must be valid for reads of `length` bytes.
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn write_inline(
     connection: &mut Connection,
     envelope: &Envelope,

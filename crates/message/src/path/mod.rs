@@ -79,6 +79,8 @@ pub(crate) struct Sending {
     pub(crate) nonresident: bool,
     /// The copy that this side makes for the receiver.
     pub(crate) active_copy: Option<Arc<ActiveCopy>>,
+    /// When a message that is announced was posted; 0 for others.
+    pub(crate) started_ns: u64,
     pub(crate) stage: SendStage,
 }
 

@@ -178,7 +178,7 @@ pub fn cooperative_limit(
     let path_costs = context.profile.path_costs(locality);
     context.thresholds.cooperative_bytes.unwrap_or_else(|| {
         path_costs::crossover(path_costs.single(method), path_costs.cooperative(method))
-            .max(2 * MIN_CHUNK)
+            .max(2 * min_chunk(method))
     })
 }
 
@@ -307,8 +307,11 @@ fn is_possible(path: PathKind, query: &MessageQuery) -> bool {
     }
 }
 
-/// Below this size, a system call costs more than the copy of its bytes.
-const MIN_CHUNK: u64 = 16 << 10;
+/// The minimum chunk of a cooperative message. In smaller chunks, a system call costs more than the
+/// copy of its bytes, and mapped memory more than the news of the chunk.
+fn min_chunk(method: AccessMethod) -> u64 {
+    if method == AccessMethod::Mapped { 16 << 10 } else { 24 << 10 }
+}
 /// The bytes that a receiver copies alone before it polls its other messages.
 const SINGLE_STEP: u32 = 1 << 20;
 
@@ -321,7 +324,7 @@ fn cooperative_chunk(bytes: u64, method: AccessMethod) -> u32 {
         }
         (AccessMethod::Mapped, _) => 128 << 10,
         // The receiver starts earlier, and copies the larger part.
-        (_, 0..=0x3_FFFF) => (bytes / 16 * 9).next_multiple_of(4096).max(MIN_CHUNK),
+        (_, 0..=0x3_FFFF) => (bytes / 16 * 9).next_multiple_of(4096).max(min_chunk(method)),
         (_, 0x4_0000..=0x7_FFFF) => 128 << 10,
         (_, 0x8_0000..=0x7F_FFFF) => 256 << 10,
         _ => 512 << 10,

@@ -86,6 +86,7 @@ impl PortState {
                 self.disconnect(peer, DisconnectReason::Closed);
             }
         }
+        self.protocol.close_buffers();
         self.protocol.matches = crate::matching::MatchQueues::default();
         // The threads that execute accesses to windows complete them.
         let is_over = |deed: &OperationKind| {

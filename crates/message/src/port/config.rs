@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use memferry_memory::lookup::{Geometry, LookupConfig as LookupSettings};
+use memferry_memory::lookup::LookupConfig as LookupSettings;
 
 /// All online cores: the affinity of this process says nothing about other processes.
 pub(crate) use memferry_sys::affinity::online_cores;
 use memferry_sys::cpu;
 
-use super::{copy_profile, has_device};
+use super::has_device;
 use crate::connect::AllowedUsers;
 use crate::plan::{MessagePlanContext, MessageProfile, PathThresholds};
 
@@ -25,7 +25,8 @@ pub(crate) struct PortConfig {
     pub(crate) max_unexpected_bytes: usize,
     pub(crate) max_unexpected_messages: usize,
     pub(crate) connect_timeout: Duration,
-    pub(crate) lookup: LookupSettings,
+    /// The lookup of windows. `None`: memory whose place can be computed is not looked up.
+    pub(crate) lookup: Option<LookupSettings>,
 }
 
 impl Default for PortConfig {
@@ -41,20 +42,19 @@ impl Default for PortConfig {
             max_unexpected_bytes: 16 << 20,
             max_unexpected_messages: 16 << 10,
             connect_timeout: Duration::from_secs(10),
-            lookup: default_lookup(),
+            lookup: None,
         }
     }
 }
 
 impl PortConfig {
     pub(crate) fn plan_context(&self) -> MessagePlanContext {
-        let copy = copy_profile();
         MessagePlanContext {
             // The builder has loaded the profile before, and has reported errors.
             profile: MessageProfile::load().cloned().unwrap_or_else(|_| MessageProfile::built_in()),
             thresholds: self.limits,
             l2_bytes: cpu::info().l2_bytes as u64,
-            stream_bytes: copy.shared_stream_bytes as u64,
+            stream_bytes: super::streaming::stream_bytes(),
             has_device: has_device(),
         }
     }
@@ -66,10 +66,4 @@ impl PortConfig {
         const OVERSUBSCRIBED_SPIN_NS: u64 = 100_000;
         self.spin_ns.unwrap_or(if crowded { OVERSUBSCRIBED_SPIN_NS } else { DEFAULT_SPIN_NS })
     }
-}
-
-/// A cache of 16384 pages in lines of 64 pages, four lines in a set: the best trade-off of the paper on
-/// dynamic handle lookup, and enough for 64 MiB at a time.
-fn default_lookup() -> LookupSettings {
-    LookupSettings::cached(Geometry::new(16 << 10, 64, 4).expect("a valid shape"))
 }

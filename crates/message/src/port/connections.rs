@@ -274,6 +274,7 @@ impl PortState {
         self.protocol.peers.activate(index);
         self.wakeup.watch_connection(index, &mut self.protocol.peers);
         self.protocol.peers.update_oversubscription();
+        self.publish_gauges();
         if known.is_some() {
             self.start_queued_sends(index);
         }

@@ -84,7 +84,7 @@ impl Port {
     /// The fields of an operation that are shown. Returns `None` if the operation is unknown or the
     /// port is locked: the calling thread may hold the lock.
     pub(crate) fn operation_info(&self, number: OperationId) -> Option<OperationInfo> {
-        let mut state = self.state.try_lock().ok()?;
+        let mut state = self.state.try_lock()?;
         state.protocol.operations.get(number).map(|operation| OperationInfo::of(&operation.kind))
     }
 }
@@ -92,7 +92,7 @@ impl Port {
 impl fmt::Debug for Port {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Port");
-        if let Ok(state) = self.state.try_lock() {
+        if let Some(state) = self.state.try_lock() {
             let peers =
                 state.protocol.peers.iter().filter(|slot| slot.connection.is_some()).count();
             shown.field("peers", &peers).field("operations", &state.protocol.operations.count());

@@ -4,6 +4,7 @@
 use memferry_sys::shared_memory::Protection;
 
 use super::peer_table::Reassembly;
+use super::posted_buffer::PostedReceive;
 use super::protocol::{ControlEvent, Protocol};
 use super::{RtsInfo, UnexpectedPayload};
 use crate::control::{ControlMessage, OperationId};
@@ -11,7 +12,7 @@ use crate::envelope::{Envelope, MatchSpace};
 use crate::error::Error;
 use crate::matching::UnexpectedRef;
 use crate::path::{self, ReceiveStage, Receiving, StepResult};
-use crate::plan::MAX_EAGER_LIMIT;
+use crate::plan::{MAX_EAGER_LIMIT, PathKind};
 use crate::ring::bounce::BounceSpan;
 use crate::ring::cells::{CellWords, ProtocolError};
 use crate::segments::scatter;
@@ -112,8 +113,8 @@ impl Protocol {
         length: u64,
     ) -> Option<OperationId> {
         match self.matches.match_arrival(peer, envelope)? {
-            (number, false) => Some(number),
-            (number, true) => Some(self.carve_receive(number, length)),
+            (PostedReceive::Operation(number), true) => Some(self.carve_receive(number, length)),
+            (posted, _) => Some(self.operation_of(posted)),
         }
     }
 
@@ -131,6 +132,8 @@ impl Protocol {
             let bytes = unsafe { std::slice::from_raw_parts(bytes, length.into()) }.to_vec();
             return self.deliver_service(peer, envelope, bytes);
         }
+        let counters = &self.peers.wire(peer).counters;
+        counters.count_received(PathKind::Inline as usize, length.into());
         if let Some(number) = self.match_arrival(peer, &envelope, length.into()) {
             let Some(receiving) = self.operations.receiving(number) else { return Ok(()) };
             receiving.set_matched(peer, envelope, length.into());
@@ -162,6 +165,7 @@ impl Protocol {
         if self.peers.connection(peer).reassembly != Reassembly::None {
             return Err(ProtocolError("a message inside another"));
         }
+        self.peers.wire(peer).counters.count_received(PathKind::Eager as usize, length);
         if let Some(number) = self.match_arrival(peer, &envelope, length) {
             if let Some(receiving) = self.operations.receiving(number) {
                 receiving.set_matched(peer, envelope, length);
@@ -272,6 +276,7 @@ impl Protocol {
         }
         match receiving.stage {
             ReceiveStage::Arriving { requested: Some(requested), .. } => {
+                wire.counters.count_received(PathKind::Pipeline as usize, receiving.length);
                 if !self.send_fin(peer, number, requested.sender)? {
                     self.peers.push_active(peer, number);
                 }

@@ -47,6 +47,7 @@ impl PortState {
         }
         if !is_closing {
             tracing::debug!(peer, ?reason, "lost a peer");
+            self.counters.lost_peers.add(1);
             // Probes and waits for windows end because of this change, and no completion reports it.
             wakeup.progress_count += 1;
             protocol.changed = true;
@@ -69,6 +70,7 @@ impl PortState {
         if !is_closing {
             protocol.peers.update_oversubscription();
         }
+        self.publish_gauges();
     }
 }
 
@@ -103,8 +105,8 @@ impl Protocol {
         let first_lost = self.first_lost(peer);
         self.fail_receives_after(peer, first_lost, &error);
         self.abort_operations(peer, wire, &error, |_| true);
-        for number in self.matches.unpost_source(peer) {
-            self.operations.finish(number, Err(error.clone()));
+        for posted in self.matches.unpost_source(peer) {
+            self.fail_posted(posted, error.clone());
         }
         self.drop_lost_unexpected(peer, first_lost);
         let slot = &self.peers[peer];

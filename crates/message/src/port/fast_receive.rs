@@ -11,7 +11,7 @@ use crate::control::{ControlMessage, OperationId, inline_message};
 use crate::error::Error;
 use crate::matching::MatchKey;
 use crate::path;
-use crate::plan::MessagePlan;
+use crate::plan::{MessagePlan, PathKind};
 use crate::ring::cells::CellWords;
 use crate::ring::layout::ConnectionMemory;
 use crate::segments::{Segment, scatter};
@@ -82,6 +82,7 @@ impl Protocol {
             let fits = (length as u64).min(capacity) as usize;
             // SAFETY: no more is written than the segments hold; the payload is a local copy.
             unsafe { scatter(pieces, 0, payload.as_ptr().cast(), fits) };
+            wire.counters.count_received(PathKind::Inline as usize, length as u64);
             (envelope.tag, length as u64)
         } else {
             // SAFETY: the caller guarantees it.
@@ -122,6 +123,7 @@ impl Protocol {
                 // bounce ring.
                 unsafe { scatter(pieces, 0, wire.incoming(first), fits) };
                 wire.release_bounce(first);
+                wire.counters.count_received(PathKind::Eager as usize, length);
                 Some(MultiCellReceive::Taken(envelope.tag, length))
             }
             ControlMessage::Rts {
@@ -142,6 +144,8 @@ impl Protocol {
                     // SAFETY: the caller guarantees it; no more is written than the segments hold.
                     unsafe { path::copy_now(&view, pieces, length, &plan) }.ok()?;
                     self.send_fast_fin(peer, sender)?;
+                    let counters = &self.peers.wire(peer).counters;
+                    counters.count_received(PathKind::Single as usize, length);
                     return Some(MultiCellReceive::Taken(tag, length));
                 }
                 let (memory, words) = (self.peers.wire(peer).memory.clone(), *words);
@@ -180,6 +184,7 @@ impl Protocol {
         }
         self.send_fast_fin(peer, sender)?;
         let wire = self.peers.wire(peer);
+        wire.counters.count_received(PathKind::Single as usize, length);
         wire.advance();
         wire.ring_doorbell();
         Some(self.peers.message_status(peer, tag, length))

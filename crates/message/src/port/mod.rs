@@ -8,6 +8,7 @@
 mod close;
 mod config;
 mod connections;
+mod counting;
 mod debug;
 mod deliver;
 mod disconnect;
@@ -18,8 +19,10 @@ mod operations;
 mod peer_search;
 mod peer_table;
 mod planner;
+mod poll_backoff;
 mod poll_set;
 mod posted;
+mod posted_buffer;
 mod progress;
 mod progress_thread;
 mod protocol;
@@ -30,6 +33,7 @@ mod service;
 mod sleep;
 mod small;
 mod step;
+mod streaming;
 mod submit;
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -37,14 +41,16 @@ mod wait;
 mod wakeup;
 mod windows;
 
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use memferry_copy::Ferry;
 use memferry_engine::cpu::{CpuProfile as CopyProfile, ProfileSource};
 use memferry_sys::Futex;
-use memferry_sys::copy::stream::Streaming;
+use memferry_sys::biased_mutex::BiasedMutex;
 use memferry_sys::fork::OwnerProcess;
+use memferry_sys::stats::Block;
+use memferry_sys::stats::kinds::{EndpointCounters, LookupBlock};
 
 use crate::Source;
 use crate::connect::accept_thread::AcceptThread;
@@ -59,9 +65,11 @@ pub(crate) use config::PortConfig;
 pub(crate) use operations::OperationTable;
 use peer_table::PeerTable;
 use planner::Planner;
+pub use posted_buffer::BufferReceived;
 pub(crate) use progress_thread::ProgressThread;
 use protocol::Protocol;
 pub use service::{PendingOps, ServiceMessage};
+pub(crate) use streaming::{STREAMING_VARIABLE, streaming, streaming_from_setting};
 pub(crate) use submit::Started;
 use wakeup::Wakeup;
 use windows::{RmaEngineCell, WindowState};
@@ -175,16 +183,20 @@ pub(crate) struct PortState {
     pub(crate) protocol: Protocol,
     wakeup: Wakeup,
     pub(crate) windows: WindowState,
+    counters: Block<EndpointCounters>,
+    lookup_counters: Option<Block<LookupBlock>>,
 }
 
 /// A port, shared by handles.
 pub(crate) struct Port {
-    state: Mutex<PortState>,
+    state: BiasedMutex<PortState>,
     /// Changes when an operation completes or the sleeper returns. Threads that wait for that sleep on it.
     local_futex: Futex,
     /// Numbers of threads that wait on the futex, and that wait for the lock.
     local_waiters: AtomicU32,
     lock_waiters: AtomicU32,
+    /// When the last poll for completions without result returned.
+    empty_poll_returned_ns: AtomicU64,
     owner: OwnerProcess,
     progress_thread: Mutex<Option<ProgressThread>>,
     accept_thread: Mutex<Option<AcceptThread>>,
@@ -199,6 +211,7 @@ impl Port {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let windows = RmaEngineCell::default();
+        let counters = Block::open(id, &name);
         let peers = PeerTable::new(id, &settings, name, listener);
         let operations = OperationTable::new(settings.max_operations);
         let mut state = PortState {
@@ -206,14 +219,17 @@ impl Port {
             wakeup: Wakeup::default(),
             windows: WindowState::new(windows.clone()),
             config: settings,
+            counters,
+            lookup_counters: None,
         };
         Arc::new_cyclic(move |me| {
             state.protocol.operations.weak_port = me.clone();
             Self {
-                state: Mutex::new(state),
+                state: BiasedMutex::new(state),
                 local_futex: Futex::new(0),
                 local_waiters: AtomicU32::new(0),
                 lock_waiters: AtomicU32::new(0),
+                empty_poll_returned_ns: AtomicU64::new(0),
                 owner: OwnerProcess::current(),
                 progress_thread: Mutex::new(None),
                 accept_thread: Mutex::new(None),
@@ -273,7 +289,7 @@ impl Port {
         // SAFETY: the caller guarantees it, for both calls.
         let begun = unsafe {
             if let [segment] = pieces
-                && state.protocol.send_small(to, tag, *segment)
+                && state.protocol.send_small(to, &Envelope::tagged(tag), *segment)
             {
                 return Ok(());
             }
@@ -329,6 +345,7 @@ impl Port {
     }
 
     /// Returns an error in a forked child, which has the memory of the port but must not access the rings.
+    #[inline(always)]
     pub(crate) fn check_fork(&self) -> Result<(), Error> {
         if self.owner.is_current() { Ok(()) } else { Err(Error::Forked) }
     }
@@ -384,9 +401,4 @@ fn step_context(number: OperationId, wire: &mut Connection) -> StepContext<'_> {
         may_copy: false,
         ferry,
     }
-}
-
-/// The best method of non-temporal stores.
-pub(crate) fn streaming() -> Streaming {
-    copy_profile().streaming
 }

@@ -189,8 +189,8 @@ impl PortState {
             self.protocol.peers[index].named = None;
             // The slot may be reused.
             if self.protocol.peers[index].connection.is_none() {
-                for number in self.protocol.matches.unpost_source(index) {
-                    self.protocol.operations.finish(number, Err(error.clone()));
+                for posted in self.protocol.matches.unpost_source(index) {
+                    self.protocol.fail_posted(posted, error.clone());
                 }
             }
             self.protocol.peers.update_oversubscription();
@@ -400,8 +400,8 @@ impl PortState {
         self.protocol.peers[peer].disconnect_reason = Some(DisconnectReason::Exited);
         self.mark_changed();
         self.fail_queued_sends(peer, &error);
-        for number in self.protocol.matches.unpost_source(peer) {
-            self.protocol.operations.finish(number, Err(error.clone()));
+        for posted in self.protocol.matches.unpost_source(peer) {
+            self.protocol.fail_posted(posted, error.clone());
         }
         self.protocol.peers.update_oversubscription();
     }

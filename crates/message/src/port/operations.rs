@@ -78,6 +78,8 @@ pub(crate) struct OperationTable {
     slots: Vec<OperationSlot>,
     free: Vec<u32>,
     max: usize,
+    /// Number of posted buffers, which are no operations yet.
+    pub(super) buffers: usize,
     /// Number of outcomes that are not collected yet.
     uncollected: usize,
     /// Number of operations in flight whose handles were dropped.
@@ -126,6 +128,7 @@ impl OperationTable {
             slots: Vec::new(),
             free: Vec::new(),
             max: most,
+            buffers: 0,
             uncollected: 0,
             detached: 0,
             newly_completed: 0,
@@ -137,9 +140,9 @@ impl OperationTable {
         }
     }
 
-    /// Number of operations in flight or not collected.
+    /// Number of operations in flight or not collected, with the posted buffers.
     pub(crate) fn count(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len() - self.free.len() + self.buffers
     }
 
     /// Whether outcomes or completion entries are to be collected.

@@ -12,7 +12,6 @@ use crate::plan::{
     self, AccessMethod, BufferEnds, Locality, MessagePlan, MessagePlanContext, MessageQuery,
     PathKind, Pinning,
 };
-use crate::region;
 use crate::segments::Segment;
 
 /// Maximum number of consecutive fast receives. Everything else is polled between them.
@@ -149,7 +148,7 @@ impl ConnectedPeer {
 
 /// How the sender will access the target: shareable regions are shared when the target is described to it.
 fn sender_access(wire: &Connection, target: &[Segment]) -> AccessMethod {
-    let shareable = |segment: &Segment| region::find(segment.address, segment.length).is_some();
+    let shareable = |segment: &Segment| wire.shareable_region(segment).is_some();
     if target.iter().all(shareable) {
         AccessMethod::Mapped
     } else {

@@ -46,7 +46,8 @@ impl ConnectedPeer {
     }
 
     /// Whether steps are left to do without an event of the peer, or space is awaited.
-    fn has_queued_work(&self) -> bool {
+    #[inline]
+    pub(super) fn has_queued_work(&self) -> bool {
         !self.active.is_empty() || !self.send_queue.is_empty() || self.wire.has_pending_control()
     }
 

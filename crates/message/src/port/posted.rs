@@ -4,9 +4,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use memferry_sys::clock;
-use rustix::time::{ClockId, clock_gettime};
 
 use super::operations::{MultiReceive, OperationKind};
+use super::poll_backoff::BackoffStep;
+use super::posted_buffer::{BufferPoll, BufferReceived, PostedReceive};
 use super::protocol::{MatchEvent, Protocol};
 use super::submit::{Started, check_segments};
 use super::wait::PortGuard;
@@ -18,10 +19,6 @@ use crate::error::{DisconnectReason, Error, ValidationError};
 use crate::ring::cells::ProtocolError;
 use crate::segments::Segment;
 
-/// A thread that polls again within this much of its own CPU time, in ns, has done nothing else meanwhile.
-const BUSY_POLL_NS: u64 = 20_000;
-/// Consecutive empty polls of such a thread before it yields the core, if processes share cores.
-const YIELD_AFTER_EMPTY_POLLS: u32 = 4;
 /// Maximum sleep of a thread that backs off.
 const BACKOFF_SLEEP: Duration = Duration::from_millis(1);
 
@@ -29,60 +26,9 @@ const BACKOFF_SLEEP: Duration = Duration::from_millis(1);
 const MAX_INJECT_BYTES: u64 = 16 << 10;
 
 /// Empty polls of rings in one poll for completions, over all peers.
-const MAX_EMPTY_POLLS: usize = 32;
+pub(super) const MAX_EMPTY_POLLS: usize = 64;
 /// Passes with progress in one poll for completions: a long message must not delay the caller.
 const MAX_STEPS: usize = 8;
-/// Polls for completions between two liveness checks.
-const POLLS_PER_PEER_CHECK: u32 = 16;
-
-/// Backoff of a thread that polls for completions.
-#[derive(Debug, Default)]
-pub(super) struct PollBackoff {
-    polls: u32,
-    empty_polls: u32,
-    /// The thread's CPU time at the last empty poll, and the time of the first of consecutive ones.
-    thread_ns: u64,
-    since_ns: u64,
-}
-
-/// What a thread does after an empty poll, if processes share cores.
-#[derive(Debug, PartialEq, Eq)]
-enum BackoffStep {
-    /// Return: the thread has other work.
-    Continue,
-    /// Yield the core.
-    Yield,
-    /// Sleep until there is an event.
-    Sleep,
-}
-
-impl PollBackoff {
-    #[inline]
-    fn is_peer_check_due(&mut self) -> bool {
-        self.polls = (self.polls + 1) % POLLS_PER_PEER_CHECK;
-        self.polls == 0
-    }
-
-    /// Records an empty poll.
-    fn on_empty_poll(&mut self, spin_ns: u64) -> BackoffStep {
-        let time = clock_gettime(ClockId::ThreadCPUTime);
-        let own_ns = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
-        let is_busy_asking = own_ns.wrapping_sub(self.thread_ns) < BUSY_POLL_NS;
-        self.thread_ns = own_ns;
-        let now = clock::now_ns();
-        if !is_busy_asking || self.empty_polls == 0 {
-            (self.empty_polls, self.since_ns) = (1, now);
-            return BackoffStep::Continue;
-        }
-        self.empty_polls = self.empty_polls.saturating_add(1);
-        match self.empty_polls {
-            _ if now - self.since_ns > spin_ns => BackoffStep::Sleep,
-            ..YIELD_AFTER_EMPTY_POLLS => BackoffStep::Continue,
-            _ => BackoffStep::Yield,
-        }
-    }
-}
-
 impl Port {
     /// Starts a send that ends in a completion entry. Returns the entry if the send completes at once.
     ///
@@ -117,9 +63,13 @@ impl Port {
         self.check_fork()?;
         let mut state = self.lock();
         let piece = |bytes: &[u8]| Segment::source(bytes.as_ptr(), bytes.len());
-        // SAFETY: the bytes are borrowed until this call returns, and nothing reads them after that.
-        if unsafe { state.try_inject(to, &envelope, piece(bytes)) }? {
-            return Ok(());
+        // SAFETY: the bytes are borrowed until this call returns, and nothing reads them after that, for both calls.
+        unsafe {
+            if state.protocol.send_small(to, &envelope, piece(bytes))
+                || state.try_inject(to, &envelope, piece(bytes))?
+            {
+                return Ok(());
+            }
         }
         let copy: Box<[u8]> = bytes.into();
         // SAFETY: the copy is kept with the operation, and dropped when it completes.
@@ -154,6 +104,66 @@ impl Port {
         }
     }
 
+    /// As [`Port::post_receive`], for one message. A message that fits into a cell may end in
+    /// [`Port::poll_received`] instead of a completion entry.
+    ///
+    /// # Safety
+    /// As for [`PortState::receive`].
+    #[inline]
+    pub(crate) unsafe fn post_buffer(
+        &self,
+        wanted: &MatchSpec,
+        pieces: &[Segment],
+        context: u64,
+    ) -> Result<(), Error> {
+        self.check_fork()?;
+        let mut state = self.lock();
+        // SAFETY: the caller guarantees it, for both calls.
+        unsafe {
+            if state.post_buffer(wanted, pieces, context)? {
+                return Ok(());
+            }
+            let ending = CompletionOptions { context, ..CompletionOptions::default() };
+            state.receive(wanted, pieces, Some(ending)).map(drop)
+        }
+    }
+
+    /// As [`Port::poll_completions`]. Passes messages that were received into posted buffers to `take`, `limit`
+    /// at most, with the port locked.
+    #[inline]
+    pub(crate) fn poll_received(
+        &self,
+        reports: &mut Vec<CompletionEntry>,
+        limit: usize,
+        take: impl FnMut(BufferReceived),
+    ) -> bool {
+        if self.check_fork().is_err() {
+            return false;
+        }
+        let mut state = self.lock();
+        if limit > 0 {
+            // A pass over everything at intervals: it finds peers that have ended, and rings that are quiet.
+            if state.wakeup.poll_backoff.count_poll() {
+                state.progress_and_check_peers();
+            }
+            match state.poll_buffers(limit, take) {
+                BufferPoll::Incomplete => {}
+                BufferPoll::Quiet => return false,
+                BufferPoll::Received => {
+                    state.wakeup.poll_backoff.empty_polls = 0;
+                    return false;
+                }
+                // What else has arrived must not wait for the end of the small messages.
+                BufferPoll::ReceivedSome => {
+                    state.wakeup.poll_backoff.empty_polls = 0;
+                    state.progress();
+                    return false;
+                }
+            }
+        }
+        self.poll_locked(state, reports)
+    }
+
     /// Makes progress and returns completion entries. If processes share cores, a thread that only polls
     /// sleeps for up to 1 ms.
     #[inline]
@@ -161,13 +171,16 @@ impl Port {
         if self.check_fork().is_err() {
             return false;
         }
-        let mut state = self.lock();
+        self.poll_locked(self.lock(), reports)
+    }
+
+    fn poll_locked(&self, mut state: PortGuard<'_>, reports: &mut Vec<CompletionEntry>) -> bool {
         // Several polls: the completion is most likely about to arrive, and another call takes longer than
         // all of these polls.
         state.poll_for_completions();
         // Liveness is not checked in each call, because reading the clock takes longer than a poll. A busy
         // peer must not hide the disconnect of another.
-        if state.wakeup.poll_backoff.is_peer_check_due() {
+        if state.wakeup.poll_backoff.count_poll() {
             state.check_peers(false);
         }
         if state.drain_completions(reports) {
@@ -181,8 +194,10 @@ impl Port {
         if !state.protocol.peers.is_oversubscribed {
             return false;
         }
-        let spin_ns = state.spin_ns();
-        match state.wakeup.poll_backoff.on_empty_poll(spin_ns) {
+        let (spin_ns, returned_ns) = (state.spin_ns(), &self.empty_poll_returned_ns);
+        let step =
+            state.wakeup.poll_backoff.on_empty_poll(spin_ns, returned_ns.load(Ordering::Relaxed));
+        let has_any = match step {
             BackoffStep::Continue => false,
             BackoffStep::Yield => {
                 drop(state);
@@ -194,7 +209,9 @@ impl Port {
                 let look = |state: &mut PortState| state.drain_completions(reports).then_some(());
                 self.block_locked(state, false, deadline, look).is_some()
             }
-        }
+        };
+        returned_ns.store(clock::now_ns(), Ordering::Relaxed);
+        has_any
     }
 
     /// Makes progress until there are completion entries, or until [`Port::wake_waiter`] or the deadline.
@@ -231,7 +248,7 @@ impl PortGuard<'_> {
         let mut looks = if self.protocol.peers.is_oversubscribed {
             1
         } else {
-            MAX_EMPTY_POLLS.div_ceil(self.protocol.peers.len().max(1))
+            MAX_EMPTY_POLLS.div_ceil(self.protocol.peers.polled.len().max(1))
         };
         let mut steps = 0;
         while looks > 0 && steps < MAX_STEPS && self.protocol.operations.completions.is_empty() {
@@ -323,7 +340,9 @@ impl PortState {
             let Some(kept) = self.protocol.matches.take_unexpected(&want) else {
                 // The messages above may have led to a disconnect of the peer.
                 match self.protocol.peers.check_source(&want) {
-                    Ok(()) => self.protocol.matches.post(want, whole, true),
+                    Ok(()) => {
+                        self.protocol.matches.post(want, PostedReceive::Operation(whole), true);
+                    }
                     Err(error) => self.protocol.operations.finish(whole, Err(error)),
                 }
                 self.connect_source(&want);
@@ -416,6 +435,9 @@ impl PortState {
 
     /// Cancels the operation that was posted with a context. Returns whether there is one.
     pub(crate) fn cancel_posted(&mut self, context: u64) -> bool {
+        if self.protocol.cancel_buffer(context) {
+            return true;
+        }
         let is_receive = |deed: &OperationKind| matches!(deed, OperationKind::Receive(r) if r.multi_receive.is_none());
         let is_several = |deed: &OperationKind| matches!(deed, OperationKind::MultiReceive(_));
         let operations = &self.protocol.operations;
@@ -430,7 +452,7 @@ impl PortState {
             // Parts in flight continue; the completion entry of the last one frees the memory.
             Some(several) if several.parts > 0 => {
                 several.is_full = true;
-                self.protocol.matches.unpost(&number);
+                self.protocol.matches.unpost(&PostedReceive::Operation(number));
             }
             _ => self.protocol.cancel(number),
         }
@@ -456,7 +478,7 @@ impl Protocol {
         several.parts += 1;
         several.is_full = (several.remaining.length as u64) < least;
         if several.is_full {
-            self.matches.unpost(&whole);
+            self.matches.unpost(&PostedReceive::Operation(whole));
         }
         let part = Segment::target(left.address, taken);
         self.insert_receive(&[part], taken as u64, ending, Some(whole))

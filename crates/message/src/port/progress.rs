@@ -181,6 +181,8 @@ impl PortState {
         }
         (self.protocol.peers.last_liveness_check_ns, self.protocol.peers.last_accept_poll_ns) =
             (time, time);
+        self.publish_gauges();
+        self.publish_lookup();
         self.accept_pending();
         self.sweep_if_due(time);
         let mut found = self.poll_remote();

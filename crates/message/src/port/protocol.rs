@@ -10,8 +10,8 @@ use super::UnexpectedPayload;
 use super::operations::OperationTable;
 use super::peer_table::PeerTable;
 use super::planner::Planner;
+use super::posted_buffer::PostedReceive;
 use super::service::ServiceInbox;
-use crate::control::OperationId;
 use crate::matching::MatchQueues;
 use crate::path::ActiveCopy;
 use crate::ring::cells::ProtocolError;
@@ -20,7 +20,7 @@ use crate::ring::cells::ProtocolError;
 /// borrows: its methods then reach all four parts from one pointer, as the small-message path requires.
 pub(crate) struct Protocol {
     pub(crate) peers: PeerTable,
-    pub(super) matches: MatchQueues<OperationId, UnexpectedPayload>,
+    pub(super) matches: MatchQueues<PostedReceive, UnexpectedPayload>,
     pub(crate) operations: OperationTable,
     pub(super) planner: Planner,
     pub(super) copies: CopySchedule,

@@ -79,6 +79,11 @@ impl Protocol {
     ) {
         let Self { operations, peers, .. } = self;
         let Some(sending) = operations.sending(number) else { return };
+        if outcome.is_ok()
+            && let Some(connection) = &peers[sending.peer].connection
+        {
+            connection.wire.count_send(sending);
+        }
         match sending.active_copy.take().filter(|copying| copying.is_in_flight()) {
             None => operations.finish(number, outcome),
             Some(copying) => {

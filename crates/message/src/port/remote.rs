@@ -3,6 +3,9 @@
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 
+use memferry_sys::stats::Block;
+use memferry_sys::stats::kinds::{PeerCounters, REMOTE_PATH};
+
 use super::operations::OperationKind;
 use super::peer_table::{PeerSlot, PeerTable};
 use super::protocol::Protocol;
@@ -36,6 +39,8 @@ pub(super) struct RemoteState {
     /// Passes until the next poll of the transport, and polls that follow each other without a pause.
     skipped_polls: u32,
     eager_polls: u32,
+    /// What was sent to and received from its peers.
+    counters: HashMap<u64, Block<PeerCounters>>,
 }
 
 impl RemoteState {
@@ -44,6 +49,12 @@ impl RemoteState {
     #[inline]
     pub(super) fn is_set(&self) -> bool {
         self.transport.is_some() && !(self.is_unexpected && self.slots.is_empty())
+    }
+
+    /// Whether the transport has peers.
+    #[inline]
+    pub(super) fn has_slots(&self) -> bool {
+        !self.slots.is_empty()
     }
 
     /// Whether a poll is due. A transport without peers is polled by the liveness check only.
@@ -194,6 +205,7 @@ impl Protocol {
                 slot.disconnect_reason.get_or_insert(DisconnectReason::Closed);
                 if let Some(number) = slot.remote_id.take() {
                     remote.slots.remove(&number);
+                    remote.counters.remove(&number);
                 }
             }
         }
@@ -232,7 +244,14 @@ impl Protocol {
         let slot = &mut self.peers[index];
         (slot.remote_id, slot.remote_uses, slot.is_awaited) = (Some(number), 0, false);
         self.peers.remote.slots.insert(number, index);
+        let counters = || Block::open(number, "on another host");
+        self.peers.remote.counters.entry(number).or_insert_with(counters);
         Ok(index)
+    }
+
+    /// The counters of a peer on another host.
+    fn remote_counters(&self, peer: usize) -> Option<&PeerCounters> {
+        self.peers.remote.counters.get(&self.peers[peer].remote_id?).map(|counters| &**counters)
     }
 
     pub(super) fn send_remote(
@@ -343,10 +362,20 @@ impl Protocol {
                 let Some(sending) = self.operations.sending(number) else { return Ok(()) };
                 let (peer, tag, length) = (sending.peer, sending.envelope.tag, sending.length);
                 let outcome = outcome.map(|()| self.peers.message_status(peer, tag, length));
+                if let (Ok(_), Some(counters)) = (&outcome, self.remote_counters(peer)) {
+                    counters.count_sent(REMOTE_PATH, length);
+                }
                 self.operations.finish(number, outcome);
             }
             RemoteEvent::Fetched { number, outcome } => match outcome {
-                Ok(()) => self.complete_receive(OperationId(number)),
+                Ok(()) => {
+                    if let Some(receiving) = self.operations.receiving(OperationId(number)) {
+                        let (peer, length) = (receiving.peer, receiving.length);
+                        let counters = self.remote_counters(peer);
+                        counters.into_iter().for_each(|c| c.count_received(REMOTE_PATH, length));
+                    }
+                    self.complete_receive(OperationId(number));
+                }
                 Err(error) => {
                     let receiving = self.operations.receiving(OperationId(number));
                     if let (Some(receiving), Error::PeerDisconnected(_)) = (receiving, &error) {
@@ -375,6 +404,9 @@ impl Protocol {
 
     fn deliver_remote_eager(&mut self, peer: usize, envelope: Envelope, bytes: Vec<u8>) {
         let length = bytes.len();
+        if let Some(counters) = self.remote_counters(peer) {
+            counters.count_received(REMOTE_PATH, length as u64);
+        }
         let Some(number) = self.match_arrival(peer, &envelope, length as u64) else {
             let _ = self.buffer_unexpected(
                 peer,

@@ -1,6 +1,7 @@
 //! Rendezvous: messages in their sender's memory, from the match with a receive to the completion of both
 //! sides.
 
+use memferry_sys::probes;
 use memferry_sys::shared_memory::Protection;
 
 use super::planner::Fetch;
@@ -74,6 +75,7 @@ impl Protocol {
         let is_target_absent =
             plan.path == PathKind::Cooperative && planner.residency.may_be_nonresident(pieces);
         tracing::trace!(bytes, path = plan.path.name(), "a message met a receive");
+        probes::message_begin(1, bytes);
         let path = path::of(plan.path);
         receiving.stage = ReceiveStage::Fetching(Box::new(RendezvousFetch {
             sender: *sender,
@@ -108,6 +110,7 @@ impl Protocol {
         let Some(receiving) = operations.receiving(number) else { return Ok(StepResult::Done) };
         if let ReceiveStage::Fetching(fetch) = &mut receiving.stage {
             tracing::debug!(?error, "a message comes through the shared space instead");
+            connection.wire.counters.fallbacks[0].add(1);
             fetch.plan.path = PathKind::Pipeline;
             (fetch.cooperative, fetch.offload, fetch.may_block) = (None, None, false);
         }

@@ -158,6 +158,8 @@ impl Port {
             state.wakeup.sleeper_words.clone_from(&words);
             state.entering_sleep = true;
             let timeout = bounds.epoll_timeout(&state);
+            state.counters.sleeps.add(1);
+            state.publish_gauges();
             drop(state);
             match (&readiness, &words) {
                 (Some(readiness), _) => drop(readiness.wait(timeout)),

@@ -3,12 +3,15 @@
 //! Such a message is one cell. These functions handle the common case, and leave every other one, errors
 //! too, to the general functions. So they return next to nothing, and the compiler keeps everything in registers.
 
+use memferry_sys::probes;
+
 use super::protocol::Protocol;
 use super::{MessageStatus, Peer, PortState};
-use crate::control::{INLINE_BYTES, inline_message};
+use crate::control::{inline_limit, inline_message};
 use crate::envelope::Envelope;
 use crate::matching::MatchKey;
 use crate::path;
+use crate::plan::PathKind;
 use crate::segments::{Segment, scatter};
 
 impl Protocol {
@@ -18,10 +21,15 @@ impl Protocol {
     /// # Safety
     /// The segment must be valid for reads.
     #[inline]
-    pub(super) unsafe fn send_small(&mut self, to: Peer, tag: u64, segment: Segment) -> bool {
+    pub(super) unsafe fn send_small(
+        &mut self,
+        to: Peer,
+        envelope: &Envelope,
+        segment: Segment,
+    ) -> bool {
         let Ok(peer) = self.peers.index_of(to) else { return false };
         let Some(connection) = &mut self.peers[peer].connection else { return false };
-        if segment.length > INLINE_BYTES
+        if segment.length > inline_limit(envelope)
             || segment.address.is_null()
             || !connection.send_queue.is_empty()
             || !connection.accepts_eager()
@@ -29,12 +37,14 @@ impl Protocol {
         {
             return false;
         }
-        let (wire, envelope) = (&mut connection.wire, Envelope::tagged(tag));
+        probes::message_begin(0, segment.length as u64);
+        let wire = &mut connection.wire;
         // SAFETY: the caller guarantees it.
-        let sent = unsafe { path::write_inline(wire, &envelope, &[segment], segment.length) };
+        let sent = unsafe { path::write_inline(wire, envelope, &[segment], segment.length) };
         // A peer that violates the protocol is found out by the general function.
         let sent = sent.unwrap_or(false);
         if sent {
+            wire.counters.count_sent(PathKind::Inline as usize, segment.length as u64);
             wire.ring_doorbell();
         }
         sent
@@ -59,6 +69,7 @@ impl Protocol {
         }
         // SAFETY: no more is written than the segment holds; the payload is a local copy.
         unsafe { scatter(&[segment], 0, payload.as_ptr().cast(), length) };
+        wire.counters.count_received(PathKind::Inline as usize, length as u64);
         wire.advance();
         wire.ring_doorbell();
         Some(self.peers.message_status(peer, envelope.tag, length as u64))

@@ -212,6 +212,12 @@ impl Protocol {
         if let StepResult::CopyRefused(error) = step {
             return self.fall_back(peer, number, error).map(Some);
         }
+        if step == StepResult::Done
+            && let Some(receiving) = self.operations.receiving(number)
+            && let ReceiveStage::Fetching(fetch) = &receiving.stage
+        {
+            wire.counters.count_received(fetch.plan.path as usize, receiving.length);
+        }
         if let StepResult::Failed(error) = &step {
             wire.send_control(ControlMessage::Fin { sender, error: path::error_code(error) });
             self.operations.finish(number, Err(error.clone()));

@@ -1,7 +1,10 @@
 //! Posting operations: sends, receives and probes, and cancelling them.
 
+use memferry_sys::{clock, probes};
+
 use super::operations::OperationKind;
 use super::peer_table::Reassembly;
+use super::posted_buffer::PostedReceive;
 use super::progress::ProgressScope;
 use super::protocol::{MatchEvent, Protocol};
 use super::{MessageStatus, Peer, PortState, UnexpectedPayload, service, step_context};
@@ -146,6 +149,7 @@ impl Protocol {
         ending: Option<CompletionOptions>,
     ) -> Result<SendOutcome, ProtocolError> {
         // The FIN of an announced message reports that the receiver has it.
+        probes::message_begin(0, length);
         let is_asked_for = ending.is_some_and(|ending| ending.delivery_complete);
         let eager_limit = self.eager_limit(peer);
         let at_once = eager_limit.min(MAX_SINGLE_FRAGMENT);
@@ -176,7 +180,9 @@ impl Protocol {
         }
         let number = self.operations.insert(OperationKind::Send(sending), ending);
         self.peers.activate(peer);
-        self.peers.connection(peer).send_queue.push_back(number);
+        let connection = self.peers.connection(peer);
+        connection.wire.counters.waits.add(u64::from(path != PathKind::Single));
+        connection.send_queue.push_back(number);
         Ok(SendOutcome::Queued { number, is_first: first })
     }
 
@@ -214,11 +220,13 @@ impl Protocol {
         unsafe {
             if length <= inline_limit(envelope) as u64 {
                 if path::write_inline(wire, envelope, pieces, length as usize)? {
+                    wire.count_sent(envelope, PathKind::Inline, length);
                     wire.ring_doorbell();
                     return Ok(true);
                 }
             } else if length <= limit && path::write_eager(wire, envelope, pieces, length as usize)?
             {
+                wire.count_sent(envelope, PathKind::Eager, length);
                 wire.ring_doorbell();
                 wire.prefetch_bounce(length as usize);
                 return Ok(true);
@@ -248,6 +256,8 @@ impl Protocol {
             path,
             chunk_bytes: plan::fragment_bytes(length),
             has_receives: self.matches.has_posted(),
+            // Only messages that are announced are timed: small ones do not read the clock.
+            started_ns: if path == PathKind::Single { clock::now_ns() } else { 0 },
             stage: SendStage::Queued,
         }
     }
@@ -264,6 +274,7 @@ impl Protocol {
                 .send(sending, &mut step_context(OperationId::default(), wire))?
             {
                 StepResult::Done => {
+                    wire.count_sent(&sending.envelope, sending.path, sending.length);
                     wire.ring_doorbell();
                     return Ok(true);
                 }
@@ -401,7 +412,7 @@ impl Protocol {
             // SAFETY: the receive has the segments that the caller guarantees.
             Some(unexpected) => unsafe { self.receive_unexpected(unexpected, number) },
             None => {
-                self.matches.post(*want, number, false);
+                self.matches.post(*want, PostedReceive::Operation(number), false);
                 MatchEvent::Posted
             }
         };
@@ -423,7 +434,7 @@ impl Protocol {
     /// Cancels an operation that is not matched. For an announced send, the receiver is requested to drop the
     /// announcement; its reply determines how the send completes.
     pub(crate) fn cancel(&mut self, number: OperationId) {
-        if self.matches.unpost(&number) {
+        if self.matches.unpost(&PostedReceive::Operation(number)) {
             return self.operations.finish(number, Err(Error::Cancelled));
         }
         let Self { operations, peers, .. } = self;

@@ -2,11 +2,10 @@
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
-use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use memferry_sys::sync::lock;
+use memferry_sys::biased_mutex::BiasedGuard;
 
 use super::operations::DeferredAction;
 use super::progress::ProgressScope;
@@ -30,7 +29,7 @@ pub(crate) struct PortGuard<'a> {
     pub(super) entering_sleep: bool,
     /// This thread is one of the pollers.
     pub(super) is_polling: bool,
-    state: ManuallyDrop<MutexGuard<'a, PortState>>,
+    state: ManuallyDrop<BiasedGuard<'a, PortState>>,
 }
 
 impl Deref for PortGuard<'_> {
@@ -214,18 +213,18 @@ impl Port {
         PortGuard { port: self, entering_sleep: false, is_polling: false, state }
     }
 
-    #[inline]
-    fn lock_state(&self) -> MutexGuard<'_, PortState> {
+    #[inline(always)]
+    fn lock_state(&self) -> BiasedGuard<'_, PortState> {
         match self.state.try_lock() {
-            Ok(state) => state,
-            Err(_) => self.lock_contended(),
+            Some(state) => state,
+            None => self.lock_contended(),
         }
     }
 
     #[cold]
-    fn lock_contended(&self) -> MutexGuard<'_, PortState> {
+    fn lock_contended(&self) -> BiasedGuard<'_, PortState> {
         self.lock_waiters.fetch_add(1, Ordering::Relaxed);
-        let state = lock(&self.state);
+        let state = self.state.lock();
         self.lock_waiters.fetch_sub(1, Ordering::Relaxed);
         state
     }

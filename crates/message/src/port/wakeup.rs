@@ -10,8 +10,8 @@ use memferry_sys::EventFd;
 use memferry_sys::epoll::{EpollSet, Readiness};
 
 use super::peer_table::PeerTable;
+use super::poll_backoff::PollBackoff;
 use super::poll_set::HintState;
-use super::posted::PollBackoff;
 use crate::connection::Connection;
 use crate::ring::hint_memory::HintMemory;
 use crate::ring::layout::ConnectionMemory;

@@ -40,6 +40,13 @@ pub(crate) struct WindowState {
     rma_engine: RmaEngineCell,
 }
 
+impl WindowState {
+    /// Counters of the window lookup, if there is one.
+    pub(super) fn lookup_counters(&self) -> Option<memferry_memory::lookup::LookupCounters> {
+        self.rma_engine.get().map(|engine| engine.counters())
+    }
+}
+
 impl Port {
     /// The engine for accesses to windows of peers, made at the first call.
     pub(crate) fn rma_engine(&self) -> Result<Arc<RmaEngine>, Error> {

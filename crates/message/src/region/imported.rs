@@ -126,11 +126,20 @@ impl ImportedRegions {
         region: u32,
         address: u64,
     ) -> Option<(Arc<PeerMapping>, u64, Protection)> {
+        self.range(region, address, memferry_sys::pages::page_bytes() as u64)
+    }
+
+    /// As [`ImportedRegions::page`], of a range.
+    pub(crate) fn range(
+        &self,
+        region: u32,
+        address: u64,
+        length: u64,
+    ) -> Option<(Arc<PeerMapping>, u64, Protection)> {
         let regions = self.regions();
         let import = regions.get(&region)?;
         let offset = address.checked_sub(import.address)?;
-        let page_bytes = memferry_sys::pages::page_bytes() as u64;
-        let inside = offset.checked_add(page_bytes)? <= import.mapping.len() as u64;
+        let inside = offset.checked_add(length)? <= import.mapping.len() as u64;
         inside.then(|| (import.mapping.clone(), offset, import.access))
     }
 

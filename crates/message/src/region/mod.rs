@@ -4,9 +4,11 @@
 //! [`ShareableBuffer`] is allocated by the application; this process has a list of them by address
 //! ([`find`]), so that a message can determine whether its memory is shareable. A connection
 //! records which regions it has shared with its peer ([`exported`]) and which of the peer's it has
-//! mapped ([`imported`]).
+//! mapped ([`imported`]). The heap of a program that `memferry run --shared-heap` has started is such a
+//! region too ([`heap`]).
 
 pub(crate) mod exported;
+pub(crate) mod heap;
 pub(crate) mod imported;
 
 use std::collections::BTreeMap;
@@ -17,6 +19,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use memferry_copy::{OwnedSource, OwnedTarget};
+use memferry_sys::fork::OwnerProcess;
 use memferry_sys::shared_memory::{Mapping, Protection, SealedMemory};
 
 /// A shareable allocation of this process.
@@ -26,6 +29,8 @@ pub(crate) struct SharedAllocation {
     pub(crate) id: u32,
     memory: SealedMemory,
     mapping: Mapping,
+    /// The process whose heap it is, if it is a heap: no child has it.
+    heap_owner: Option<OwnerProcess>,
 }
 
 impl SharedAllocation {
@@ -37,6 +42,11 @@ impl SharedAllocation {
     /// The mapped length in bytes.
     pub(crate) fn length(&self) -> usize {
         self.mapping.len()
+    }
+
+    /// Returns whether it is the heap of the program, which only peers of the same user may map.
+    pub(crate) fn is_heap(&self) -> bool {
+        self.heap_owner.is_some()
     }
 
     /// Creates a descriptor for a peer.
@@ -63,7 +73,8 @@ pub(crate) fn find(address: *const u8, length: usize) -> Option<Arc<SharedAlloca
     let regions = REGIONS.read().unwrap_or_else(PoisonError::into_inner);
     let (start, region) = regions.range(..=address as usize).next_back()?;
     let end = (address as usize).checked_add(length)?;
-    (end <= start + region.length()).then(|| region.clone())
+    let is_here = region.heap_owner.is_none_or(OwnerProcess::is_current);
+    (end <= start + region.length() && is_here).then(|| region.clone())
 }
 
 /// The number of shareable allocations dropped so far: when it changes, peers must be notified.
@@ -102,7 +113,6 @@ impl ShareableBuffer {
     /// Allocates `length` zeroed bytes, on huge pages where the system grants them for shared
     /// memory.
     pub fn new(length: usize) -> io::Result<Self> {
-        static NEXT: AtomicU32 = AtomicU32::new(1);
         const HUGE: usize = 2 << 20;
         let whole =
             if length >= HUGE { length.checked_next_multiple_of(HUGE) } else { Some(length) };
@@ -110,20 +120,32 @@ impl ShareableBuffer {
         let whole = whole.ok_or(io::ErrorKind::OutOfMemory)?;
         let memory = SealedMemory::new("memferry-shareable", whole)?;
         let mapping = memory.map(Protection::ReadWrite)?;
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        if number == 0 || number == u32::MAX {
-            NEXT.store(u32::MAX, Ordering::Relaxed);
-            return Err(io::Error::new(
-                io::ErrorKind::QuotaExceeded,
-                "this process has created four billion shareable buffers: reuse them",
-            ));
-        }
-        let region = Arc::new(SharedAllocation { id: number, memory, mapping });
-        let mut regions = REGIONS.write().unwrap_or_else(PoisonError::into_inner);
-        regions.insert(region.address() as usize, region.clone());
-        REGION_COUNT.store(regions.len(), Ordering::Relaxed);
-        Ok(Self { region, length })
+        let region = SharedAllocation { id: next_id()?, memory, mapping, heap_owner: None };
+        Ok(Self { region: insert(region), length })
     }
+}
+
+/// A number for a new region.
+fn next_id() -> io::Result<u32> {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    if number == 0 || number == u32::MAX {
+        NEXT.store(u32::MAX, Ordering::Relaxed);
+        return Err(io::Error::new(
+            io::ErrorKind::QuotaExceeded,
+            "this process has created four billion shareable buffers: reuse them",
+        ));
+    }
+    Ok(number)
+}
+
+/// Adds a region to the list.
+fn insert(region: SharedAllocation) -> Arc<SharedAllocation> {
+    let region = Arc::new(region);
+    let mut regions = REGIONS.write().unwrap_or_else(PoisonError::into_inner);
+    regions.insert(region.address() as usize, region.clone());
+    REGION_COUNT.store(regions.len(), Ordering::Relaxed);
+    region
 }
 
 impl Drop for ShareableBuffer {

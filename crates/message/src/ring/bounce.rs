@@ -40,6 +40,8 @@ pub struct BounceRing {
     reclaim_from: u64,
     /// Bytes after which the producer starts again at the front.
     reuse_after: u64,
+    /// The bytes after which it does so grow only when the consumer is behind.
+    keeps_small: bool,
 }
 
 /// The producer starts again at offset 0 after this many bytes if all of them are free: those lines
@@ -62,7 +64,13 @@ impl BounceRing {
             in_use: VecDeque::new(),
             reclaim_from: FIRST_REUSE_BYTES,
             reuse_after: FIRST_REUSE_BYTES,
+            keeps_small: false,
         }
+    }
+
+    /// Touches more of the ring only if messages in flight need it: the ring is one of many.
+    pub fn keep_small(&mut self) {
+        self.keeps_small = true;
     }
 
     /// The maximum length of a span: a quarter of the ring. A consumer that has read everything has
@@ -86,7 +94,7 @@ impl BounceRing {
             self.tail = end;
             self.in_use.pop_front();
         }
-        if self.should_reclaim() {
+        if self.should_reclaim() && !(self.keeps_small && self.in_use.is_empty()) {
             self.reuse_after = (2 * self.reuse_after).min(REUSE_FRONT_BYTES);
         }
         if self.in_use.is_empty() {
@@ -164,6 +172,22 @@ mod tests {
             reached = reached.max(ring.allocate(position, 1000).unwrap().offset);
         }
         assert_eq!(reached, REUSE_FRONT_BYTES as u32 - 1024);
+    }
+
+    #[test]
+    fn one_ring_of_many_touches_one_page_unless_its_consumer_is_behind() {
+        for behind in [0, 2, 20] {
+            let mut ring = BounceRing::new(512 << 10);
+            ring.keep_small();
+            let mut reached = 0;
+            for position in 0..10_000u64 {
+                if ring.should_reclaim() {
+                    ring.reclaim(position.saturating_sub(behind));
+                }
+                reached = reached.max(ring.allocate(position, 1000).unwrap().offset);
+            }
+            assert_eq!(reached < FIRST_REUSE_BYTES as u32, behind == 0, "{behind} behind");
+        }
     }
 
     #[test]

@@ -461,9 +461,7 @@ impl RemoteWindow {
         if request.local.length <= MAX_INLINE_BYTES {
             let length = request.local.length as u64;
             // SAFETY: the caller guarantees it.
-            match unsafe {
-                self.rma_engine.execute_now(&self.memory, request, WaitMode::NonBlocking)
-            } {
+            match unsafe { self.rma_engine.execute_now(&self.memory, request, WaitMode::Posting) } {
                 Ok(Ok(())) => {
                     let received = crate::MessageStatus { source: self.peer, tag: 0, length };
                     return Ok(Started::Completed(Ok(received)));

@@ -3,8 +3,9 @@
 
 use memferry_memory::lookup::DataPath;
 
+use super::direct::DirectWindows;
 use super::peer_memory::{PeerMemory, page};
-use super::rma::{RmaDirection, RmaRequest, WaitMode, check_permitted, open_window};
+use super::rma::{AccessPlace, RmaDirection, RmaRequest, WaitMode, check_permitted, open_window};
 use super::rma_engine::RmaEngine;
 use super::{RemoteWindow, Rights};
 use crate::error::Error;
@@ -40,14 +41,20 @@ impl RemoteWindow {
         );
         self.check_inside(offset, length as u64)?;
         let peer = self.memory();
-        let Some(_guard) = peer.queue.try_begin() else { return Ok(None) };
+        let Some(mut guard) = peer.queue.try_begin() else { return Ok(None) };
         peer.check()?;
         let engine = self.rma_engine();
-        engine.with_translated(peer, &request, rights, |run_flags, address, run_length| {
-            let needed = page::MAPPED | page::WRITABLE;
-            (run_flags & needed == needed && run_length == length)
-                .then(|| access(address as *mut u8))
-        })
+        engine.with_translated(
+            peer,
+            guard.direct(),
+            &request,
+            rights,
+            |run_flags, address, run_length| {
+                let needed = page::MAPPED | page::WRITABLE;
+                (run_flags & needed == needed && run_length == length)
+                    .then(|| access(address as *mut u8))
+            },
+        )
     }
 }
 
@@ -57,14 +64,20 @@ impl RmaEngine {
     fn with_translated<T>(
         &self,
         peer: &PeerMemory,
+        direct: &mut DirectWindows,
         request: &RmaRequest,
         rights: Rights,
         body: impl FnOnce(u64, u64, usize) -> Option<T>,
     ) -> Result<Option<T>, Error> {
         let info = open_window(peer, request.window)?;
-        let address = info.address.wrapping_add(request.offset);
-        let (length, wait) = (request.local.length, WaitMode::NonBlocking);
-        let Some(run) = self.translate(peer, address, length, DataPath::Receive, wait)? else {
+        let place = AccessPlace {
+            id: request.window,
+            info: &info,
+            offset: request.offset,
+            length: request.local.length,
+        };
+        let wait = WaitMode::NonBlocking;
+        let Some(run) = self.locate(peer, direct, place, DataPath::Receive, wait)? else {
             return Ok(None);
         };
         let _visit = peer.begin_access(request.window);

@@ -4,11 +4,13 @@
 //! The owner [exposes](crate::Endpoint::expose) memory and sends the [`WindowHandle`] to its peers,
 //! which [attach](crate::Endpoint::attach) it and get a [`RemoteWindow`]. The parts, from the
 //! owner's memory to the copy: `window_table` is the owner's table of open windows; `peer_memory`
-//! has the access to a peer's memory; the lookup translates every page through
+//! has the access to a peer's memory; `direct` computes where bytes are from where their window is;
+//! where that is not possible or not wanted, the lookup translates every page through
 //! `translation_backend`; `rma` executes an access step by step, and an `rma_queue` keeps the
 //! accesses to one peer in order.
 
 mod access;
+mod direct;
 mod exposed;
 mod mapped;
 pub(crate) mod peer_memory;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use memferry_memory::handle::ProcessHandle;
+use memferry_memory::lookup::LineRun;
 use memferry_sys::cross_memory::{self, CrossMemoryDenied};
 use memferry_sys::peer_process;
 use memferry_sys::seqpacket::SeqPacketSocket;
@@ -46,6 +47,17 @@ pub(crate) mod page {
     pub(crate) const WRITABLE: u64 = 4;
     /// The bits that are not part of the address.
     pub(crate) const FLAGS: u64 = 7;
+}
+
+/// How the memory of a window is reached.
+#[derive(Debug)]
+pub(super) struct WindowReach {
+    /// The address of the first byte: in this process if it is mapped, else in the peer.
+    pub(super) address: u64,
+    /// See [`page`].
+    pub(super) flags: u64,
+    /// What keeps it mapped.
+    pub(super) mapping: Option<Arc<PeerMapping>>,
 }
 
 /// The memory of a peer.
@@ -134,17 +146,49 @@ impl PeerMemory {
         Some((info, !is_known))
     }
 
+    /// The extents that overlap a range.
+    fn extents_over(&self, first: u64, last: u64) -> Vec<AttachedExtent> {
+        let extents = lock(&self.extents);
+        let before_end = extents.range(..(last, 0)).map(|(_, extent)| *extent);
+        before_end.filter(|extent| extent.end > first).collect()
+    }
+
+    /// Translates a line of which one region, or none, covers consecutive pages: as a run, and with
+    /// the mapping that must be kept. `None` if the pages have to be translated one by one.
+    pub(crate) fn translate_run(
+        &self,
+        first: u64,
+        pages: usize,
+    ) -> Option<(LineRun, Option<Arc<PeerMapping>>)> {
+        let page_bytes = memferry_sys::pages::page_bytes() as u64;
+        let last = first + pages as u64 * page_bytes;
+        let touching = self.extents_over(first, last);
+        let region = touching.first()?.region;
+        let mut covered = touching[0].start..touching[0].start;
+        for extent in &touching {
+            // In the order of their starts: a gap of whole pages ends the run.
+            let gap_end = extent.start & !(page_bytes - 1);
+            if extent.region != region || gap_end > covered.end.next_multiple_of(page_bytes) {
+                return None;
+            }
+            covered.end = covered.end.max(extent.end);
+        }
+        // A window may begin or end inside a page.
+        let from = (covered.start.max(first) - first) / page_bytes;
+        let to = (covered.end.min(last) - first).div_ceil(page_bytes);
+        let mut mappings = Vec::new();
+        let mut word = |page| self.translate_page(first + page * page_bytes, region, &mut mappings);
+        let (entry, end) = (word(from), word(to - 1));
+        // Both ends in one mapping: all of it is.
+        let is_run = entry != 0 && end == entry + (to - 1 - from) * page_bytes;
+        let run = LineRun { first: entry, step: page_bytes, pages: from as usize..to as usize };
+        (is_run && mappings.len() <= 1).then(|| (run, mappings.pop()))
+    }
+
     /// Translates the pages of a line, and returns the mappings that must be kept.
     pub(crate) fn translate_pages(&self, first: u64, entries: &mut [u64]) -> Vec<Arc<PeerMapping>> {
         let page_bytes = memferry_sys::pages::page_bytes() as u64;
-        let last = first + entries.len() as u64 * page_bytes;
-        let extents = lock(&self.extents);
-        let touching: Vec<AttachedExtent> = extents
-            .range(..(last, 0))
-            .map(|(_, extent)| *extent)
-            .filter(|extent| extent.end > first)
-            .collect();
-        drop(extents);
+        let touching = self.extents_over(first, first + entries.len() as u64 * page_bytes);
         let mut mappings: Vec<Arc<PeerMapping>> = Vec::new();
         for (index, entry) in entries.iter_mut().enumerate() {
             let address = first + index as u64 * page_bytes;
@@ -185,6 +229,24 @@ impl PeerMemory {
         } else {
             0
         }
+    }
+
+    /// How the memory of a window is reached; `None` if it is not, or not as a whole.
+    pub(super) fn reach(&self, info: &WindowInfo) -> Option<WindowReach> {
+        let (region, address, length) = (info.region, info.address, info.length);
+        if self.is_self {
+            let flags = page::MAPPED | page::WRITABLE;
+            return Some(WindowReach { address, flags, mapping: None });
+        }
+        if let Some((mapping, offset, access)) = self.imported.range(region, address, length) {
+            let writable = if access == Protection::ReadWrite { page::WRITABLE } else { 0 };
+            let (address, flags) = (mapping.as_ptr() as u64 + offset, page::MAPPED | writable);
+            return Some(WindowReach { address, flags, mapping: Some(mapping) });
+        }
+        let writable = if self.access.write { page::WRITABLE } else { 0 };
+        let flags = page::CROSS_MEMORY | writable;
+        let is_permitted = self.access.read || self.access.write;
+        is_permitted.then_some(WindowReach { address, flags, mapping: None })
     }
 
     /// Returns whether memory in a region (0: in none) can be accessed. A shareable region may be

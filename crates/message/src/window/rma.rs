@@ -1,5 +1,5 @@
-//! The execution of one access, step by step: translate, publish the access, read the window table,
-//! copy.
+//! The execution of one access, step by step: find the memory, publish the access, read the window
+//! table, copy.
 //!
 //! Nothing is held between two steps, so a window can be withdrawn during a long access. The window
 //! table is read again for every step, and its content is valid for that step alone.
@@ -11,6 +11,7 @@ use memferry_sys::copy::stream::Streaming;
 use memferry_sys::cross_memory::IoVec;
 use memferry_sys::shared_memory::Protection;
 
+use super::direct::{DirectPlace, DirectWindows};
 use super::peer_memory::{PeerMemory, page};
 use super::rma_engine::{PeerLookup, RmaEngine};
 use super::window_table::{WindowId, WindowInfo};
@@ -93,6 +94,9 @@ impl RmaRequest {
 pub(crate) enum WaitMode {
     Blocking,
     NonBlocking,
+    /// As `NonBlocking`, for a call that only posts the access: it does not touch memory of a peer
+    /// that was not accessed before either, because that may not be resident.
+    Posting,
 }
 
 /// The progress of an access.
@@ -105,6 +109,16 @@ pub(crate) enum RmaProgress {
     TranslationMiss,
 }
 
+/// Bytes of an open window.
+#[derive(Clone, Copy)]
+pub(super) struct AccessPlace<'a> {
+    pub(super) id: WindowId,
+    /// The record of the window.
+    pub(super) info: &'a WindowInfo,
+    pub(super) offset: u64,
+    pub(super) length: usize,
+}
+
 /// Translated memory of the peer at consecutive addresses, and the lines that hold the
 /// translations.
 pub(super) struct TranslatedRun<'a> {
@@ -113,7 +127,8 @@ pub(super) struct TranslatedRun<'a> {
     /// The address of the first byte: in this process, or in the peer.
     pub(super) address: u64,
     pub(super) length: usize,
-    _lines: [Option<Translation<'a>>; MAX_LINES],
+    /// `None` if the memory was not looked up: the right to execute accesses keeps it mapped.
+    _lines: Option<[Option<Translation<'a>>; MAX_LINES]>,
 }
 
 impl RmaEngine {
@@ -125,6 +140,7 @@ impl RmaEngine {
     pub(crate) unsafe fn step(
         &self,
         peer: &PeerMemory,
+        direct: &mut DirectWindows,
         request: &mut RmaRequest,
         wait_mode: WaitMode,
     ) -> Result<RmaProgress, Error> {
@@ -135,10 +151,10 @@ impl RmaEngine {
         let info = open_window(peer, request.window)?;
         let remaining = request.local.length - request.done;
         if remaining > 0 {
-            let address =
-                info.address.wrapping_add(request.offset).wrapping_add(request.done as u64);
+            let offset = request.offset.wrapping_add(request.done as u64);
+            let place = AccessPlace { id: request.window, info: &info, offset, length: remaining };
             let data_path = request.direction.data_path();
-            let Some(run) = self.translate(peer, address, remaining, data_path, wait_mode)? else {
+            let Some(run) = self.locate(peer, direct, place, data_path, wait_mode)? else {
                 return Ok(RmaProgress::TranslationMiss);
             };
             let _visit = peer.begin_access(request.window);
@@ -151,7 +167,7 @@ impl RmaEngine {
             }
         }
         if let Some(notify) = request.notify {
-            if !self.notify(peer, request, notify, wait_mode)? {
+            if !self.notify(peer, direct, request, notify, wait_mode)? {
                 return Ok(RmaProgress::TranslationMiss);
             }
             peer.ring_doorbell();
@@ -160,9 +176,34 @@ impl RmaEngine {
         Ok(RmaProgress::Done)
     }
 
-    /// Translates memory of a peer, as far as its addresses are consecutive. Returns `None` on a
-    /// miss.
-    pub(super) fn translate<'a>(
+    /// Finds memory of a window, as far as its addresses are consecutive: directly, or by the lookup.
+    /// Returns `None` if a translation is missing.
+    #[inline]
+    pub(super) fn locate<'a>(
+        &'a self,
+        peer: &PeerMemory,
+        direct: &mut DirectWindows,
+        place: AccessPlace<'_>,
+        data_path: DataPath,
+        wait_mode: WaitMode,
+    ) -> Result<Option<TranslatedRun<'a>>, Error> {
+        let AccessPlace { id, info, offset, length } = place;
+        if self.is_direct {
+            let length = length.min(MAX_STEP_BYTES);
+            match direct.place(peer, (id, info), (offset, length), wait_mode) {
+                DirectPlace::Found { flags, address } => {
+                    return Ok(Some(TranslatedRun { flags, address, length, _lines: None }));
+                }
+                DirectPlace::NotMet => return Ok(None),
+                DirectPlace::Unknown => {}
+            }
+        }
+        self.translate(peer, info.address.wrapping_add(offset), length, data_path, wait_mode)
+    }
+
+    /// Translates memory of a peer by the lookup, as far as its addresses are consecutive. Returns
+    /// `None` on a miss.
+    fn translate<'a>(
         &'a self,
         peer: &PeerMemory,
         address: u64,
@@ -184,7 +225,7 @@ impl RmaEngine {
                     None => break,
                 },
                 (0, WaitMode::Blocking) => lookup.translate(at, data_path),
-                (0, WaitMode::NonBlocking) => lookup.try_translate(at, data_path),
+                (0, _) => lookup.try_translate(at, data_path),
             };
             let found = match found {
                 Ok(found) => found,
@@ -208,20 +249,17 @@ impl RmaEngine {
             } else if word & page::FLAGS != flags || at != start + length {
                 break;
             }
-            let mut pages = 1;
-            while length + pages * page_bytes - in_page < max
-                && found.page(pages as usize) == Some(word + pages * page_bytes)
-            {
-                pages += 1;
-            }
-            let is_whole_line = found.page(pages as usize).is_none();
-            length = (length + pages * page_bytes - in_page).min(max);
+            let max_pages = (max - length + in_page).div_ceil(page_bytes);
+            let pages = found.run_length(page_bytes, max_pages as usize);
+            let is_whole_line = pages == found.pages_left();
+            length = (length + pages as u64 * page_bytes - in_page).min(max);
             *line = Some(found);
             if length == max || !is_whole_line {
                 break;
             }
         }
-        Ok(Some(TranslatedRun { flags, address: start, length: length as usize, _lines: lines }))
+        let _lines = Some(lines);
+        Ok(Some(TranslatedRun { flags, address: start, length: length as usize, _lines }))
     }
 
     /// # Safety
@@ -258,13 +296,15 @@ impl RmaEngine {
     fn notify(
         &self,
         peer: &PeerMemory,
+        direct: &mut DirectWindows,
         request: &RmaRequest,
         notify: PutNotification,
         wait_mode: WaitMode,
     ) -> Result<bool, Error> {
         let info = open_window(peer, request.window)?;
-        let address = info.address.wrapping_add(notify.offset);
-        let Some(run) = self.translate(peer, address, 8, DataPath::Receive, wait_mode)? else {
+        let place =
+            AccessPlace { id: request.window, info: &info, offset: notify.offset, length: 8 };
+        let Some(run) = self.locate(peer, direct, place, DataPath::Receive, wait_mode)? else {
             return Ok(false);
         };
         let _visit = peer.begin_access(request.window);

@@ -1,11 +1,13 @@
 //! The accesses to one peer, in order. Any thread can execute the first one.
 
+use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
 use memferry_sys::sync::lock;
 
+use super::direct::DirectWindows;
 use super::rma::RmaRequest;
 use crate::control::OperationId;
 
@@ -15,7 +17,14 @@ pub(crate) struct RmaQueue {
     state: Mutex<RmaQueueState>,
     /// Signalled when a thread stops executing.
     idle: Condvar,
+    /// For the thread that executes an access; for others with the lock of a queue in which no
+    /// thread does.
+    direct: UnsafeCell<DirectWindows>,
 }
+
+// SAFETY: at any time one thread may use `direct`: the one whose guard set `is_running`, or the one
+// that holds the lock while it is not set. Both pass it on through the lock.
+unsafe impl Sync for RmaQueue {}
 
 #[derive(Debug, Default)]
 struct RmaQueueState {
@@ -24,6 +33,27 @@ struct RmaQueueState {
     is_running: bool,
     /// Threads that wait in [`RmaQueue::stop`].
     stop_waiters: usize,
+    /// What the executing thread forgets when it has finished.
+    changed_regions: Vec<u32>,
+    is_disconnected: bool,
+}
+
+impl RmaQueueState {
+    #[inline]
+    fn has_notes(&self) -> bool {
+        self.is_disconnected || !self.changed_regions.is_empty()
+    }
+
+    /// Forgets what was noted since the last call.
+    #[cold]
+    fn forget_noted(&mut self, direct: &mut DirectWindows) {
+        if self.is_disconnected {
+            *direct = DirectWindows::default();
+        }
+        for region in std::mem::take(&mut self.changed_regions) {
+            direct.forget_region(region);
+        }
+    }
 }
 
 /// The right to execute accesses of a queue.
@@ -67,6 +97,26 @@ impl RmaQueue {
         self.state().requests.iter().any(|request| request.operation == Some(number))
     }
 
+    /// Forgets the windows of a region that its owner has shared or unmapped: now, or when the access
+    /// that runs has ended.
+    pub(crate) fn forget_region(&self, region: u32) {
+        self.forget(|queue| queue.changed_regions.push(region));
+    }
+
+    /// Forgets all windows of a peer that is disconnected, as [`RmaQueue::forget_region`] does.
+    pub(crate) fn forget_all(&self) {
+        self.forget(|queue| queue.is_disconnected = true);
+    }
+
+    fn forget(&self, note: impl FnOnce(&mut RmaQueueState)) {
+        let mut queue = self.state();
+        note(&mut queue);
+        if !queue.is_running {
+            // SAFETY: the lock is held, and no thread executes an access.
+            queue.forget_noted(unsafe { &mut *self.direct.get() });
+        }
+    }
+
     /// Returns whether a thread executes an access.
     pub(crate) fn is_running(&self) -> bool {
         self.state().is_running
@@ -103,6 +153,13 @@ impl RmaQueue {
 }
 
 impl RmaQueueGuard<'_> {
+    /// The windows that are accessed directly.
+    #[inline]
+    pub(crate) fn direct(&mut self) -> &mut DirectWindows {
+        // SAFETY: this guard has set `is_running`, so no other thread uses it.
+        unsafe { &mut *self.0.direct.get() }
+    }
+
     /// Puts an access that could not be completed back at the front.
     pub(crate) fn requeue(self, request: RmaRequest) {
         self.0.state().requests.push_front(request);
@@ -112,6 +169,9 @@ impl RmaQueueGuard<'_> {
 impl Drop for RmaQueueGuard<'_> {
     fn drop(&mut self) {
         let mut queue = self.0.state();
+        if queue.has_notes() {
+            queue.forget_noted(self.direct());
+        }
         queue.is_running = false;
         let is_awaited = queue.stop_waiters > 0;
         drop(queue);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, RwLock};
 
 use crate::region::imported::PeerMapping;
 use memferry_memory::handle::ProcessHandle;
-use memferry_memory::lookup::{AttachError, LineKey, TranslationBackend};
+use memferry_memory::lookup::{AttachError, LineKey, LineRun, TranslationBackend};
 use memferry_sys::residency;
 use memferry_sys::sync::lock;
 
@@ -55,19 +55,54 @@ fn mapped_runs(entries: &[u64]) -> impl Iterator<Item = (usize, usize)> {
         .map(move |run| ((run[0] & !page::FLAGS) as usize, run.len() * page_bytes))
 }
 
+/// The longest run that is populated when it is attached. Of longer lines only a part may be used.
+const MAX_POPULATE_BYTES: usize = 2 << 20;
+
+/// Fills the page tables of mapped memory, if all its pages exist.
+pub(super) fn populate(address: usize, length: usize) {
+    let page_bytes = memferry_sys::pages::page_bytes();
+    // Pages that the owner has never touched are not allocated before they are needed.
+    let resident = residency::resident_pages(address, length);
+    if resident.is_ok_and(|pages| pages * page_bytes == length) {
+        // Without this call, the first access to each page causes a fault.
+        let _ = residency::populate_read(address, length);
+    }
+}
+
+/// The address in this process and the length of a mapped run.
+fn mapped_range(run: &LineRun) -> (usize, usize) {
+    let address = (run.first & !page::FLAGS) as usize;
+    (address, run.pages.len() * memferry_sys::pages::page_bytes())
+}
+
 impl TranslationBackend for PeerTranslationBackend {
+    fn attach_run(&self, line: LineKey, pages: usize) -> Result<Option<LineRun>, AttachError> {
+        let peer = self.find(line.process).ok_or(std::io::ErrorKind::NotConnected)?;
+        let Some((run, mapping)) = peer.translate_run(line.address, pages) else {
+            return Ok(None);
+        };
+        if let Some(mapping) = mapping {
+            let (address, length) = mapped_range(&run);
+            if length <= MAX_POPULATE_BYTES {
+                populate(address, length);
+            }
+            lock(&self.mappings).insert(line, vec![mapping]);
+        }
+        Ok(Some(run))
+    }
+
+    fn detach_run(&self, line: LineKey, run: &LineRun) {
+        let Some(mappings) = lock(&self.mappings).remove(&line) else { return };
+        let (address, length) = mapped_range(run);
+        mappings.iter().for_each(|mapping| mapping.drop_ptes(address, length));
+    }
+
     fn attach(&self, line: LineKey, entries: &mut [u64]) -> Result<(), AttachError> {
         let peer = self.find(line.process).ok_or(std::io::ErrorKind::NotConnected)?;
         let mappings = peer.translate_pages(line.address, entries);
         if !peer.is_self && !mappings.is_empty() {
             for (address, length) in mapped_runs(entries) {
-                // Pages that the owner has never touched are not allocated before they are needed.
-                let page_bytes = memferry_sys::pages::page_bytes();
-                let resident = residency::resident_pages(address, length);
-                if resident.is_ok_and(|pages| pages * page_bytes == length) {
-                    // Without this call, the first access to each page causes a fault.
-                    let _ = residency::populate_read(address, length);
-                }
+                populate(address, length);
             }
             lock(&self.mappings).insert(line, mappings);
         }

@@ -11,8 +11,8 @@ use memferry_testing::HangGuard;
 use crate::flows::{Flow, Outcome};
 use crate::subject::SubjectCommand;
 use memferry_testing::message::process::{self, Child};
-use memferry_testing::message::traces::{named_memory, resource_usage};
-use memferry_testing::message::{alone, say, unique, until};
+use memferry_testing::message::traces::{named_memory, open_objects, resource_usage};
+use memferry_testing::message::{TIMEOUT, alone, say, unique, until};
 
 /// One flow with a process that is killed at a step, or runs to its end. Returns whether it was
 /// killed, the survivor's result, and how long the survivor took to detect it.
@@ -73,11 +73,21 @@ fn a_process_that_dies_at_any_step_leaves_an_error_and_nothing_else() {
             }
             passed = 0;
             (deaths, slowest) = (deaths + 1, slowest.max(took));
+            let died = Instant::now();
             until("nothing is left of a dead peer", || {
                 // A poll detects a process that was killed before it was accepted.
                 let _ = listener.poll_accept();
                 let now = resource_usage();
-                now.descriptors <= before.descriptors && now.mappings <= before.mappings
+                let is_clean =
+                    now.descriptors <= before.descriptors && now.mappings <= before.mappings;
+                if !is_clean && died.elapsed() > TIMEOUT / 2 {
+                    panic!(
+                        "{}, death at step {nth}: {before:?} before, {now:?} now\n{}",
+                        flow.name(),
+                        open_objects()
+                    );
+                }
+                is_clean
             });
             if nth.is_multiple_of(8) {
                 die(number, flow, &listener, &name, u64::MAX).1.unwrap();

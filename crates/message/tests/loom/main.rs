@@ -9,6 +9,7 @@
 //! stale value or as two threads in one cell.
 #![cfg(loom)]
 
+mod biased;
 mod cells;
 mod claims;
 mod futex;

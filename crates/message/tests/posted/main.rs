@@ -1,6 +1,7 @@
 //! Operations that are posted with a context and end in completion entries, and peers that are
 //! known by name.
 
+mod buffers;
 mod messages;
 mod peers;
 mod requests;

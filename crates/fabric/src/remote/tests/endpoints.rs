@@ -40,9 +40,14 @@ impl RemoteEndpoint {
 /// Makes progress on all endpoints until one of them has `count` completions.
 fn completions(endpoints: &[&Endpoint], of: usize, count: usize) -> Vec<CompletionEntry> {
     let mut found = Vec::new();
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let begin = Instant::now();
     while found.len() < count {
-        assert!(Instant::now() < deadline, "{} of {count} reports came", found.len());
+        let elapsed = begin.elapsed();
+        assert!(elapsed < Duration::from_secs(60), "{} of {count} reports came", found.len());
+        if elapsed > Duration::from_millis(100) {
+            // The end of a vanished host takes seconds: leave the processor to other tests.
+            std::thread::sleep(Duration::from_millis(1));
+        }
         for (index, endpoint) in endpoints.iter().enumerate() {
             if index == of {
                 endpoint.poll_completions(&mut found);
@@ -202,6 +207,7 @@ fn a_receive_and_a_probe_from_a_host_that_has_vanished_end() {
     let deadline = Instant::now() + Duration::from_secs(60);
     while one.endpoint.peek(&wanted, None).is_ok() {
         assert!(Instant::now() < deadline, "a probe learns of it");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -234,7 +240,7 @@ fn a_receive_from_a_peer_that_went_before_anybody_spoke_of_it_ends() {
 fn more_peers_may_come_and_go_than_there_are_numbers() {
     let Some(one) = remote_endpoint("g") else { return };
     let mut bytes = [0; 8];
-    for round in 0..3 * 64u64 {
+    for round in 0..64 + 16u64 {
         let Some(two) = remote_endpoint("g") else { return };
         let to_one = two.add_peer(&one);
         two.endpoint.inject(to_one, Envelope::tagged(round), b"hello").unwrap();

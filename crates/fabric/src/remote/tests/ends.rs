@@ -276,6 +276,7 @@ fn a_message_under_way_ends_when_its_host_has_vanished() {
     one.transport.peers[0].abort_at = Some(Instant::now());
     while !one.events.iter().any(is_disconnected) {
         assert!(Instant::now() < deadline, "the inner endpoint lets go");
+        std::thread::sleep(Duration::from_millis(1));
         one.transport.can_block();
         one.transport.poll(&mut one.events);
         if one.transport.peers[0].is_aborted && Instant::now() + Duration::from_secs(50) > deadline
