@@ -1,0 +1,207 @@
+//! The functions that programs call in place of those of the C library. One compare decides whether a
+//! call is special; others are executed here if they have at most 32 bytes, and else by the C library.
+//!
+//! All symbols are without a version, so that the loader binds references to every version to them:
+//! `memcpy` of glibc 2.2.5, which allows overlapping ranges, as well as that of 2.14.
+
+use std::arch::naked_asm;
+
+use super::real::{MEMCMP, MEMCPY, MEMMOVE, MEMPCPY, MEMSET};
+
+/// A function that moves memory. All bytes are loaded before the first is stored, so that overlapping
+/// ranges are right. `$result` computes what it returns.
+macro_rules! moving {
+    ($(#[$attribute:meta])* $visibility:vis $name:ident, $entry:ident, $result:literal) => {
+        $(#[$attribute])*
+        #[unsafe(naked)]
+        $visibility unsafe extern "C" fn $name(target: usize, source: usize, bytes: usize) -> usize {
+            naked_asm!(
+                "cmp rdx, qword ptr [rip + {entry}]",
+                "jae 9f",
+                "cmp rdx, 16",
+                "jb 3f",
+                "cmp rdx, 32",
+                "ja 8f",
+                $result,
+                "movups xmm0, xmmword ptr [rsi]",
+                "movups xmm1, xmmword ptr [rsi + rdx - 16]",
+                "movups xmmword ptr [rdi], xmm0",
+                "movups xmmword ptr [rdi + rdx - 16], xmm1",
+                "ret",
+                "3:",
+                $result,
+                "cmp edx, 8",
+                "jb 4f",
+                "mov rcx, qword ptr [rsi]",
+                "mov r8, qword ptr [rsi + rdx - 8]",
+                "mov qword ptr [rdi], rcx",
+                "mov qword ptr [rdi + rdx - 8], r8",
+                "ret",
+                "4:",
+                "cmp edx, 4",
+                "jb 5f",
+                "mov ecx, dword ptr [rsi]",
+                "mov r8d, dword ptr [rsi + rdx - 4]",
+                "mov dword ptr [rdi], ecx",
+                "mov dword ptr [rdi + rdx - 4], r8d",
+                "ret",
+                "5:",
+                "cmp edx, 1",
+                "jb 6f",
+                // One, two or three bytes: the first, the middle and the last.
+                "movzx ecx, byte ptr [rsi + rdx - 1]",
+                "movzx r8d, byte ptr [rsi]",
+                "je 7f",
+                "movzx r9d, byte ptr [rsi + 1]",
+                "mov byte ptr [rdi + 1], r9b",
+                "7:",
+                "mov byte ptr [rdi], r8b",
+                "mov byte ptr [rdi + rdx - 1], cl",
+                "6:",
+                "ret",
+                "8:",
+                "jmp qword ptr [rip + {entry} + 16]",
+                "9:",
+                "jmp qword ptr [rip + {entry} + 8]",
+                // Also aligns the section, and with it the first instruction, to a cache line.
+                ".p2align 6",
+                entry = sym $entry,
+            )
+        }
+    };
+}
+
+moving!(
+    /// As in the C library, in both of its versions.
+    #[unsafe(no_mangle)]
+    pub(super) memcpy, MEMCPY, "mov rax, rdi"
+);
+moving!(
+    /// As in the C library.
+    #[unsafe(no_mangle)]
+    pub(super) memmove, MEMMOVE, "mov rax, rdi"
+);
+moving!(
+    /// As in the C library.
+    #[unsafe(no_mangle)]
+    pub(super) mempcpy, MEMPCPY, "lea rax, [rdi + rdx]"
+);
+moving!(
+    /// Another name of `mempcpy`.
+    #[unsafe(no_mangle)]
+    pub(super) __mempcpy, MEMPCPY, "lea rax, [rdi + rdx]"
+);
+
+/// As in the C library: `memmove` with its first arguments exchanged.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn bcopy(source: usize, target: usize, bytes: usize) {
+    naked_asm!("xchg rdi, rsi", "jmp {memmove}", memmove = sym memmove)
+}
+
+/// A function that first compares the length with that of the target, as programs call it that are
+/// compiled with `_FORTIFY_SOURCE`. Too long a call ends the program, by the C library.
+macro_rules! checked {
+    ($($name:ident, $function:ident;)*) => {$(
+        /// As in the C library.
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name(target: usize, other: usize, bytes: usize, room: usize) -> usize {
+            naked_asm!(
+                "cmp rcx, rdx",
+                "jb 2f",
+                "jmp {function}",
+                "2:",
+                "sub rsp, 8",
+                "call {fail}",
+                "ud2",
+                function = sym $function,
+                fail = sym __chk_fail,
+            )
+        }
+    )*};
+}
+
+unsafe extern "C" {
+    /// Ends the program with a message about an overflow.
+    fn __chk_fail() -> !;
+}
+
+checked! {
+    __memcpy_chk, memcpy;
+    __memmove_chk, memmove;
+    __mempcpy_chk, mempcpy;
+    __memset_chk, memset;
+}
+
+/// As in the C library.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub(super) unsafe extern "C" fn memset(target: usize, byte: usize, bytes: usize) -> usize {
+    naked_asm!(
+        "cmp rdx, qword ptr [rip + {entry}]",
+        "jae 9f",
+        "cmp rdx, 32",
+        "ja 8f",
+        "mov rax, rdi",
+        "cmp rdx, 16",
+        "jb 3f",
+        "movd xmm0, esi",
+        "punpcklbw xmm0, xmm0",
+        "pshuflw xmm0, xmm0, 0",
+        "punpcklqdq xmm0, xmm0",
+        "movups xmmword ptr [rdi], xmm0",
+        "movups xmmword ptr [rdi + rdx - 16], xmm0",
+        "ret",
+        "3:",
+        "movzx ecx, sil",
+        "movabs r8, 0x0101010101010101",
+        "imul rcx, r8",
+        "cmp edx, 8",
+        "jb 4f",
+        "mov qword ptr [rdi], rcx",
+        "mov qword ptr [rdi + rdx - 8], rcx",
+        "ret",
+        "4:",
+        "cmp edx, 4",
+        "jb 5f",
+        "mov dword ptr [rdi], ecx",
+        "mov dword ptr [rdi + rdx - 4], ecx",
+        "ret",
+        "5:",
+        "cmp edx, 1",
+        "jb 6f",
+        "mov byte ptr [rdi + rdx - 1], cl",
+        "je 6f",
+        "mov word ptr [rdi], cx",
+        "6:",
+        "ret",
+        "8:",
+        "jmp qword ptr [rip + {entry} + 16]",
+        "9:",
+        "jmp qword ptr [rip + {entry} + 8]",
+        ".p2align 6",
+        entry = sym MEMSET,
+    )
+}
+
+/// A function that compares. Only counted here.
+macro_rules! comparing {
+    ($($name:ident),*) => {$(
+        /// As in the C library.
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name(left: usize, right: usize, bytes: usize) -> usize {
+            naked_asm!(
+                "cmp rdx, qword ptr [rip + {entry}]",
+                "jae 9f",
+                "jmp qword ptr [rip + {entry} + 16]",
+                "9:",
+                "jmp qword ptr [rip + {entry} + 8]",
+                entry = sym MEMCMP,
+            )
+        }
+    )*};
+}
+
+comparing!(memcmp, bcmp);
