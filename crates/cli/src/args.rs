@@ -3,6 +3,7 @@
 
 #[cfg(feature = "bench")]
 mod bench;
+mod top;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -15,6 +16,7 @@ use memferry_bench::worker::WorkerArgs;
 
 #[cfg(feature = "bench")]
 pub(crate) use bench::BenchArgs;
+pub(crate) use top::{SortKey, TopArgs};
 
 /// Memferry moves memory: measure, check and explain copies and messages on this machine.
 #[derive(Debug, Parser)]
@@ -46,6 +48,8 @@ pub(crate) enum CliCommand {
     Explain(ExplainArgs),
     /// Load a file to a GPU or to memory, and print how fast
     Load(LoadArgs),
+    /// Watch processes that use Memferry: copies, messages, channels, peers, latencies
+    Top(TopArgs),
     /// Replay a trace of address lookups with translation caches of other sizes
     Replay(ReplayArgs),
     /// Start an MPI program over Memferry
@@ -53,6 +57,12 @@ pub(crate) enum CliCommand {
     /// The arguments are those of mpirun: `memferry mpirun -n 4 ./program`. A first argument such as
     /// mpiexec or /opt/mpi/bin/mpirun is the launcher; the default is the mpirun in the PATH.
     Mpirun(MpirunArgs),
+    /// Start a program, without changing it, with its copies counted or shared with spare cores
+    ///
+    /// `memferry run --profile ./program` counts memcpy, memmove, memset and memcmp by size and caller, and
+    /// reports at the end of the program. `memferry run --copies ./program` shares its large copies and fills
+    /// with spare cores. `memferry run --shared-heap ./program` lets peers map its large allocations.
+    Run(RunArgs),
     /// Print the environment variables that make MPI programs run over Memferry: eval "$(memferry env)"
     Env(EnvArgs),
     /// Print a completion script for a shell
@@ -165,7 +175,7 @@ pub(crate) struct ExplainArgs {
     pub(crate) bytes: Option<u64>,
     /// Explain a message of this size between two processes instead of a copy
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    #[arg(conflicts_with_all = ["bytes", "hot", "cold", "gpu"])]
+    #[arg(conflicts_with_all = ["bytes", "hot", "cold", "gpu", "ioat", "nic", "dsa"])]
     pub(crate) message: Option<u64>,
     /// The buffers are in the caches, or will be used soon: copy through the caches
     #[arg(long, conflicts_with = "cold")]
@@ -177,6 +187,18 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "NUMBER", num_args = 0..=1)]
     #[arg(require_equals = true, default_missing_value = "0")]
     pub(crate) gpu: Option<usize>,
+    /// Plan with the I/OAT devices that are bound to vfio-pci, or with those of these addresses
+    #[arg(long, value_name = "DEVICES", num_args = 0..=1)]
+    #[arg(require_equals = true, default_missing_value = "auto")]
+    pub(crate) ioat: Option<String>,
+    /// Plan with a network card in loopback: the first that is bound to vfio-pci, or this one
+    #[arg(long, value_name = "DEVICE", num_args = 0..=1)]
+    #[arg(require_equals = true, default_missing_value = "auto")]
+    pub(crate) nic: Option<String>,
+    /// Plan with the DSA queues or devices of this machine, or with these
+    #[arg(long, value_name = "DEVICES", num_args = 0..=1)]
+    #[arg(require_equals = true, default_missing_value = "auto")]
+    pub(crate) dsa: Option<String>,
     /// The memory of the source; the default is host
     #[arg(long, value_name = "MEMORY", requires = "gpu")]
     pub(crate) from: Option<MemoryLocation>,
@@ -224,8 +246,39 @@ pub(crate) struct MpirunArgs {
     /// Execute collectives of ranks on one host by Memferry, not by the MPI library
     #[arg(long)]
     pub(crate) collectives: bool,
+    /// Put allocations from 64 KiB on into memory that other ranks can map: their messages are faster, a
+    /// fork copies them
+    #[arg(long)]
+    pub(crate) shared_heap: bool,
     /// The arguments of mpirun
     #[arg(value_name = "ARGUMENTS", required = true, trailing_var_arg = true)]
+    #[arg(allow_hyphen_values = true)]
+    pub(crate) words: Vec<OsString>,
+}
+
+/// Arguments of `memferry run`.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// Count copies, fills and comparisons by size and caller, and report at the end
+    #[arg(long, conflicts_with = "copies")]
+    pub(crate) profile: bool,
+    /// Share large copies and fills with spare cores
+    #[arg(long)]
+    pub(crate) copies: bool,
+    /// Put allocations from 64 KiB on into memory that peers can map, for messages of Memferry
+    #[arg(long)]
+    pub(crate) shared_heap: bool,
+    /// Report as one JSON object instead of text
+    #[arg(long, requires = "profile")]
+    pub(crate) json: bool,
+    /// Write the report to this file instead of the standard error output
+    #[arg(long, value_name = "FILE", requires = "profile")]
+    pub(crate) output: Option<PathBuf>,
+    /// Write a report with plots to this file as well
+    #[arg(long, value_name = "FILE.html", requires = "profile")]
+    pub(crate) report: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
     #[arg(allow_hyphen_values = true)]
     pub(crate) words: Vec<OsString>,
 }

@@ -13,6 +13,7 @@ use crate::args::BenchArgs;
 use crate::report::{self, Origin, ReportView};
 use crate::show::table::TableView;
 use crate::show::{self, Paint, TerminalProgress, screen, table};
+use crate::timeline::Timeline;
 
 /// Runs what the arguments select.
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
@@ -68,7 +69,12 @@ fn screen_text(measured: &Screen, paint: Paint) -> String {
 fn run_one(bench: &Bench, args: &BenchArgs) -> anyhow::Result<()> {
     let effort = if args.quick { Effort::Quick } else { Effort::Full };
     let progress = TerminalProgress::new(!args.json);
+    let timeline = args.trace.as_ref().map(|_| Timeline::start()).transpose()?;
     let outcome = measure(bench, &progress, || bench.run(effort, &progress))?;
+    if let (Some(timeline), Some(path)) = (&timeline, &args.trace) {
+        let events = timeline.write(path)?;
+        show::print_error(&format!("{events} events of transfers in {}", path.display()));
+    }
     if args.json {
         show::print_json(&outcome)?;
     } else {

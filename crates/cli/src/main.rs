@@ -1,7 +1,7 @@
 //! The program `memferry`. It measures copies and messages on this machine, checks what the machine
 //! supports, and explains which path a copy or a message takes. This file dispatches to the
 //! commands and maps their results to an exit status: 0 for success, 1 for a failure, 2 for an
-//! invalid command line.
+//! invalid command line; `memferry run` has that of its program.
 
 mod args;
 #[cfg(feature = "bench")]
@@ -13,7 +13,11 @@ mod manual;
 mod mpi;
 mod replay;
 mod report;
+mod run;
 mod show;
+#[cfg(feature = "bench")]
+mod timeline;
+mod top;
 
 use std::process::ExitCode;
 
@@ -41,7 +45,10 @@ fn main() -> ExitCode {
     } else {
         memferry_sys::settings::check_variables();
     }
-    exit_code(run(cli))
+    match &cli.command {
+        CliCommand::Run(args) => run::run(args).unwrap_or_else(|error| exit_code(Err(error))),
+        _ => exit_code(run(cli)),
+    }
 }
 
 /// The exit status of a result, whose error is printed.
@@ -65,8 +72,11 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         CliCommand::Doctor(args) => doctor::run(&args),
         CliCommand::Explain(args) => explain::run(&args),
         CliCommand::Load(args) => load::run(&args),
+        CliCommand::Top(args) => top::run(&args),
         CliCommand::Replay(args) => replay::run(&args.file, args.json),
         CliCommand::Mpirun(args) => mpi::command::mpirun(&args),
+        // `main` has handled it.
+        CliCommand::Run(_) => Ok(()),
         CliCommand::Env(args) => mpi::command::env(&args),
         CliCommand::FabricProbe { library, provider } => mpi::probe::run(&library, &provider),
         CliCommand::ManPages { folder } => manual::write_pages(&folder),

@@ -38,7 +38,7 @@ impl FakeMachine {
 
     /// Adds a launcher that prints its version, or its arguments and environment.
     fn launcher(self, name: &str, version: &str) -> Self {
-        let shown = "env | grep -E '^(FI_|OMPI_|MPIR_|LD_PRELOAD|MEMFERRY_CHECKED_)' | sort";
+        let shown = "env | grep -E '^(FI_|OMPI_|MPIR_|LD_PRELOAD|MEMFERRY_CHECKED_|MEMFERRY_SHARED_)' | sort";
         let script = format!(
             "#!/bin/sh\nif [ \"$1\" = --version ]; then echo \"{version}\"; exit; fi\n\
              echo \"launcher {name}\"\nfor word; do echo \"word $word\"; done\n{shown}\nexit 7\n"
@@ -147,6 +147,30 @@ fn collectives_are_preloaded_after_what_is_preloaded_already() {
     let lines = started(&mut command);
     assert!(has(&lines, "word LD_PRELOAD") && has(&lines, "word -n"), "{lines:?}");
     assert!(has(&lines, &format!("LD_PRELOAD={}", library.display())), "{lines:?}");
+}
+
+#[test]
+fn a_shared_heap_is_preloaded_beside_the_collectives() {
+    let machine = FakeMachine::new().launcher("mpirun", OPEN_MPI);
+    let folder = tempfile::tempdir().unwrap();
+    let libraries = [
+        ("libmemferry-coll.so", "\x7fELF with MPI_Allreduce"),
+        ("libmemferry-preload.so", "\x7fELF with mempcpy"),
+        ("libmemferry-fi.so", PROVIDER),
+    ];
+    for (name, contents) in libraries {
+        fs::write(folder.path().join(name), contents).unwrap();
+    }
+    let words = ["mpirun", "--collectives", "--shared-heap", "-n", "4", "./a"];
+    let mut command = machine.memferry(&words);
+    command.env("MEMFERRY_PROVIDER_DIR", folder.path());
+    let lines = started(&mut command);
+    let root = folder.path().canonicalize().unwrap();
+    let [first, second] = [0, 1].map(|index: usize| root.join(libraries[index].0));
+    let both = format!("LD_PRELOAD={}:{}", first.display(), second.display());
+    assert!(has(&lines, &both), "{lines:?}");
+    assert!(has(&lines, "MEMFERRY_SHARED_HEAP=65536"), "{lines:?}");
+    assert!(has(&lines, "word MEMFERRY_SHARED_HEAP"), "{lines:?}");
 }
 
 #[test]

@@ -18,8 +18,11 @@ const EARLY_POLLS: u32 = 32;
 const QUIET_COLLECTIVES: u32 = 32;
 /// Polls between two looks at the clock.
 const POLLS_PER_CLOCK: u32 = 64;
-/// How long a rank waits without sleep.
+/// How long a rank with a core of its own waits without sleep.
 const AWAKE: Duration = Duration::from_millis(10);
+/// Interval of calls of MPI by a rank that waits for the core of another one. MPI may yield or sleep in each call,
+/// and does not notice that the collective goes on.
+const CROWDED_INTERVAL: Duration = Duration::from_micros(200);
 /// How long a rank sleeps at most; afterwards it moves messages on.
 const MAX_SLEEP: Duration = Duration::from_micros(50);
 
@@ -37,12 +40,19 @@ pub(crate) struct MpiProgress {
     polls: u32,
     /// Collectives since MPI was called last.
     quiet: u32,
+    /// When the rank began to wait, or called MPI if there are more ranks than cores.
     since: Option<Instant>,
+    is_crowded: bool,
 }
 
 impl MpiProgress {
     pub(crate) fn new(library: &'static Library, handles: &'static Handles) -> Self {
-        Self { library, handles, polls: 0, quiet: 0, since: None }
+        Self { library, handles, polls: 0, quiet: 0, since: None, is_crowded: false }
+    }
+
+    /// Sets whether there are more ranks than cores.
+    pub(crate) fn set_crowded(&mut self, is_crowded: bool) {
+        self.is_crowded = is_crowded;
     }
 
     /// Begins a new collective.
@@ -70,6 +80,19 @@ impl MpiProgress {
         };
     }
 
+    /// Calls MPI at intervals. The rank sleeps in between, until the collective goes on.
+    fn poll_crowded(&mut self) -> Duration {
+        let now = Instant::now();
+        let since = *self.since.get_or_insert(now);
+        let waited = now - since;
+        if waited < CROWDED_INTERVAL {
+            return CROWDED_INTERVAL - waited;
+        }
+        self.move_messages();
+        self.since = Some(Instant::now());
+        CROWDED_INTERVAL
+    }
+
     #[cold]
     fn start_request(&self) -> Option<Handle> {
         let mut request: Handle = 0;
@@ -87,7 +110,10 @@ impl MpiProgress {
 
 impl Progress for MpiProgress {
     fn poll(&mut self) -> Result<Duration, Stop> {
-        self.polls = self.polls.wrapping_add(1);
+        self.polls = self.polls.saturating_add(1);
+        if self.is_crowded && self.polls > EARLY_POLLS {
+            return Ok(self.poll_crowded());
+        }
         if self.polls > EARLY_POLLS || self.polls.is_multiple_of(4) {
             self.move_messages();
         }

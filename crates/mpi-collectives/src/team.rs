@@ -32,6 +32,7 @@ impl HostTeam {
     /// Waits for the ranks that join.
     pub(crate) fn accept(invitation: Invitation, mut progress: MpiProgress) -> Result<Self, Error> {
         let team = invitation.accept(&mut progress, JOIN_TIMEOUT)?;
+        progress.set_crowded(team.is_crowded());
         Ok(Self { team, progress })
     }
 
@@ -42,6 +43,7 @@ impl HostTeam {
         mut progress: MpiProgress,
     ) -> Result<Self, Error> {
         let team = Team::join(invitation, rank, &mut progress, JOIN_TIMEOUT)?;
+        progress.set_crowded(team.is_crowded());
         Ok(Self { team, progress })
     }
 

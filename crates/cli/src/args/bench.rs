@@ -29,6 +29,10 @@ pub(crate) struct BenchArgs {
     /// Write a report with plots to this file
     #[arg(long, value_name = "FILE.html")]
     pub(crate) report: Option<PathBuf>,
+    /// Write a timeline of the transfers to this file, for chrome://tracing or ui.perfetto.dev; tracing makes small
+    /// copies slower
+    #[arg(long, value_name = "FILE.json", requires = "name")]
+    pub(crate) trace: Option<PathBuf>,
 }
 
 /// The benches, for the help of `bench`.

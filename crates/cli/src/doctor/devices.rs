@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use memferry_bench::results::size;
 use memferry_sys::residency;
-use memferry_sys::vfio::pci::{E1000E, FileAccess, GroupMember, IOAT, PciId};
+use memferry_sys::vfio::pci::{DSA, E1000E, FileAccess, GroupMember, IOAT, PciId};
 use memferry_sys::vfio::{PciBus, PciDevice, VfioError, bind_commands, unbind_commands};
 
-use super::{Check, Need, Status};
+use super::{Check, Need, Status, accelerators};
 
 /// The minimum limit of locked memory. The buffers of a device soon exhaust a lower one.
 const MIN_LOCKED_BYTES: u64 = 64 << 20;
@@ -37,7 +37,8 @@ pub(super) fn checks() -> Vec<Check> {
     ];
     let found: Vec<(&DeviceFamily, Vec<PciDevice>)> =
         FAMILIES.iter().map(|family| (family, bus.find(family.ids))).collect();
-    if found.iter().all(|(_, devices)| devices.is_empty()) {
+    let has_accelerator = !bus.find(DSA).is_empty();
+    if found.iter().all(|(_, devices)| devices.is_empty()) && !has_accelerator {
         // Without devices, their prerequisites are optional too.
         checks.iter_mut().for_each(|check| check.need = Need::OptionalHardware);
         checks.push(no_devices());
@@ -49,6 +50,7 @@ pub(super) fn checks() -> Vec<Check> {
                 .map(|alike| family_check(family, alike, bus.container_access())),
         );
     }
+    checks.extend(accelerators::checks());
     for ((family, devices), variable) in found.iter().zip(["MEMFERRY_IOAT", "MEMFERRY_NIC"]) {
         let ready = devices.iter().filter(|device| device.is_bound_to_vfio()).count();
         let value = env::var_os(variable).map(|value| value.to_string_lossy().into_owned());
@@ -149,11 +151,11 @@ fn locked(limit: Option<u64>) -> Check {
 }
 
 fn no_devices() -> Check {
-    let detail = "no I/OAT engine and no e1000e card (82574L): nothing is broken, processors copy; \
+    let detail = "no I/OAT engine, no DSA and no e1000e card (82574L): nothing is broken, processors copy; \
                   such a device would copy while they do something else";
     Check::new("copy devices", Status::Missing, detail).need(Need::OptionalHardware).fix(
-        "servers with Intel processors up to Ice Lake have I/OAT: switch it on in the firmware \
-         (Crystal Beach DMA)",
+        "servers with Intel processors have I/OAT (up to Ice Lake) or DSA (from Sapphire Rapids on): \
+         switch it on in the firmware",
     )
 }
 
@@ -302,7 +304,7 @@ fn emulator(found: Option<PathBuf>) -> Check {
 }
 
 /// The path of a program in a search path.
-fn program(name: &str, path: Option<&std::ffi::OsStr>) -> Option<PathBuf> {
+pub(super) fn program(name: &str, path: Option<&std::ffi::OsStr>) -> Option<PathBuf> {
     let folders = env::split_paths(path?);
     folders.map(|folder| folder.join(name)).find(|program| Path::is_file(program))
 }

@@ -2,6 +2,7 @@
 //! fixes it. Each check inspects one thing. Nothing is changed, except the saved profiles with
 //! `--measure`.
 
+mod accelerators;
 mod copies;
 mod devices;
 pub(crate) mod echo_peer;

@@ -9,6 +9,7 @@ use memferry::{CacheHint, CudaEngine, EngineSelection, Ferry};
 use memferry_bench::results::size;
 use serde::Serialize;
 
+use super::devices::{EngineVerdict, RequestedDevices};
 use super::gpu::GpuExplanation;
 use crate::show::{self, Paint};
 
@@ -21,6 +22,8 @@ struct Explanation {
     blocking: Choice,
     /// The plan for an asynchronous copy.
     asynchronous: Choice,
+    /// All engines, for the blocking copy.
+    engines: Vec<EngineVerdict>,
     measured: Vec<MeasuredValue>,
     /// The GPU, if one was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -46,17 +49,23 @@ pub(super) struct MeasuredValue {
 }
 
 /// Explains a copy, as text or as JSON.
-pub(super) fn run(question: CopyQuery, gpu: Option<usize>, json: bool) -> anyhow::Result<()> {
+pub(super) fn run(
+    question: CopyQuery,
+    gpu: Option<usize>,
+    devices: &RequestedDevices,
+    json: bool,
+) -> anyhow::Result<()> {
+    let builder = devices.select(Ferry::builder());
     let ferry = match gpu {
         Some(number) => {
-            let ferry = Ferry::builder().gpu(EngineSelection::device(number)).build();
+            let ferry = builder.gpu(EngineSelection::device(number)).build();
             ferry.context("no GPU to explain with; `memferry doctor` tells what it needs")?
         }
-        None => Ferry::new()?,
+        None => builder.build()?,
     };
     let device = ferry.engine_as::<CudaEngine>().filter(|_| gpu.is_some());
     let device = device.map(|gpu| GpuExplanation::new(gpu.info(), gpu.profile(), &question));
-    let explanation = explain(&ferry, question, device)?;
+    let explanation = explain(&ferry, question, devices, device)?;
     if json {
         return show::print_json(&explanation);
     }
@@ -66,6 +75,7 @@ pub(super) fn run(question: CopyQuery, gpu: Option<usize>, json: bool) -> anyhow
 fn explain(
     ferry: &Ferry,
     question: CopyQuery,
+    devices: &RequestedDevices,
     gpu: Option<GpuExplanation>,
 ) -> anyhow::Result<Explanation> {
     let facts = ferry.plan_context();
@@ -80,7 +90,11 @@ fn explain(
             estimate_us: estimate_ns(facts, &plan, &question) / 1000.0,
         })
     };
+    let blocking = CopyQuery { blocking: true, ..question };
+    let plan = ferry.explain(&blocking);
+    let engines = plan.map(|plan| devices.verdicts(facts, &blocking, &plan)).unwrap_or_default();
     Ok(Explanation {
+        engines,
         bytes: question.bytes,
         temperature: match question.cache_hint {
             CacheHint::Unknown => "unknown",
@@ -155,6 +169,9 @@ fn estimate_ns(facts: &CopyPlanContext, plan: &CopyPlan, question: &CopyQuery) -
         CopyStrategy::SingleDescriptor { engine } | CopyStrategy::WorkSharing { engine, .. }
             if facts.engines[engine].registration_costs.is_some() =>
         {
+            alone(engine)
+        }
+        CopyStrategy::FixedParts { engine, .. } if facts.engines[engine].is_device() => {
             alone(engine)
         }
         _ => processors_ns(&facts.profile, plan, question.bytes, question.blocking),
@@ -241,6 +258,10 @@ fn render(explanation: &Explanation, origin: &str, paint: Paint) -> String {
             duration(choice.estimate_us)
         );
     }
+    text += &format!("\n  {}\n", paint.bold("engines, for the blocking copy"));
+    for EngineVerdict { engine, verdict, .. } in &explanation.engines {
+        text += &format!("    {engine:<9} {verdict}\n");
+    }
     text += &format!("\n  {} ({origin})\n", paint.bold("what the planner goes by"));
     let lines = |facts: &[MeasuredValue], width: usize| -> String {
         let line =
@@ -257,7 +278,7 @@ fn render(explanation: &Explanation, origin: &str, paint: Paint) -> String {
     text
 }
 
-fn duration(us: f64) -> String {
+pub(super) fn duration(us: f64) -> String {
     match us {
         us if us < 1.0 => format!("{:.0} ns", us * 1000.0),
         us if us < 1000.0 => format!("{us:.1} µs"),

@@ -3,6 +3,7 @@
 //! nothing.
 
 mod copy;
+mod devices;
 mod gpu;
 mod message;
 
@@ -17,7 +18,14 @@ use crate::args::{ExplainArgs, MemoryLocation};
 pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<()> {
     match args.message {
         Some(bytes) => message::run(bytes, args.json),
-        None => copy::run(copy_query(args, is_sole_user()), args.gpu, args.json),
+        None => {
+            let devices = devices::RequestedDevices {
+                ioat: args.ioat.clone(),
+                nic: args.nic.clone(),
+                dsa: args.dsa.clone(),
+            };
+            copy::run(copy_query(args, is_sole_user()), args.gpu, &devices, args.json)
+        }
     }
 }
 
@@ -78,6 +86,16 @@ mod tests {
             assert_eq!(parse_query(words, false).reuse, beside_others, "{words:?}");
             assert_eq!(parse_query(words, true).reuse, alone, "{words:?}");
         }
+    }
+
+    #[test]
+    fn devices_are_named_or_found() {
+        let words = ["memferry", "explain", "4k", "--dsa", "--ioat=00:04.0,00:04.1"];
+        let CliCommand::Explain(args) = Cli::try_parse_from(words).unwrap().command else {
+            panic!("not explain")
+        };
+        assert_eq!((args.dsa.as_deref(), args.nic), (Some("auto"), None));
+        assert_eq!(args.ioat.as_deref(), Some("00:04.0,00:04.1"));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::anyhow;
@@ -28,8 +28,18 @@ pub(crate) fn mpirun(args: &MpirunArgs) -> anyhow::Result<()> {
     let checked =
         settings::checked_variables().map(|names| (settings::CHECKED_VARIABLES, names.into()));
     variables.extend(checked);
+    let mut preloaded = Vec::new();
     if args.collectives {
-        variables.push(variables::preload(&provider::find_collectives()?));
+        preloaded.push(provider::find_collectives()?);
+    }
+    if args.shared_heap {
+        preloaded.push(provider::find_preload()?);
+        let limit = variables::SHARED_HEAP_BYTES.to_string();
+        variables.push((variables::SHARED_HEAP, limit.into()));
+    }
+    if !preloaded.is_empty() {
+        let libraries: Vec<&Path> = preloaded.iter().map(PathBuf::as_path).collect();
+        variables.push(variables::preload(&libraries));
     }
     if env::var_os(one_host::REMOTE).is_none()
         && one_host::is_one_host(

@@ -21,7 +21,7 @@ fn ferry() -> Ferry {
 
 fn explain_copy(bytes: u64, temperature: CacheHint) -> Explanation {
     let question = CopyQuery { cache_hint: temperature, ..CopyQuery::copy(bytes, true) };
-    explain(&ferry(), question, None).unwrap()
+    explain(&ferry(), question, &RequestedDevices::default(), None).unwrap()
 }
 
 /// A ferry with a model of a GPU.
@@ -54,7 +54,7 @@ fn explain_gpu_copy(
     let copy = CopyQuery::copy(bytes, true);
     let question = CopyQuery { source_memory, target_memory, reuse: acquaintance, ..copy };
     let device = GpuExplanation::new(&device, &CudaProfile::default(), &question);
-    explain(&ferry_with_gpu(), question, Some(device)).unwrap()
+    explain(&ferry_with_gpu(), question, &RequestedDevices::default(), Some(device)).unwrap()
 }
 
 #[test]

@@ -1,0 +1,154 @@
+//! The engines that a copy could take, and why each is or is not used: the part of `memferry explain`
+//! about devices.
+
+use memferry::plan::{self, CopyPlan, CopyPlanContext, CopyQuery, CopyStrategy, EngineSummary};
+use memferry::{EngineSelection, FerryBuilder};
+use serde::Serialize;
+
+/// A kind of device that the arguments ask for.
+#[derive(Debug, Clone, Default)]
+pub(super) struct RequestedDevices {
+    pub(super) ioat: Option<String>,
+    pub(super) nic: Option<String>,
+    pub(super) dsa: Option<String>,
+}
+
+/// An engine, and the planner's verdict about it.
+#[derive(Debug, Serialize)]
+pub(super) struct EngineVerdict {
+    pub(super) engine: String,
+    /// Whether this copy takes it.
+    pub(super) is_chosen: bool,
+    pub(super) verdict: String,
+}
+
+impl RequestedDevices {
+    fn each(&self) -> [(&'static str, &Option<String>); 3] {
+        [("ioat", &self.ioat), ("nic", &self.nic), ("dsa", &self.dsa)]
+    }
+
+    /// Adds the devices to a ferry. What is not asked for is as the environment says.
+    pub(super) fn select(&self, mut builder: FerryBuilder) -> FerryBuilder {
+        for (name, devices) in self.each() {
+            let Some(devices) = devices else { continue };
+            let selection = match devices.as_str() {
+                "auto" => EngineSelection::Auto,
+                names => EngineSelection::Devices(
+                    names.split(',').map(|name| name.trim().to_owned()).collect(),
+                ),
+            };
+            builder = match name {
+                "ioat" => builder.ioat(selection),
+                "nic" => builder.nic(selection),
+                _ => builder.dsa(selection),
+            };
+        }
+        builder
+    }
+
+    /// The verdicts about all engines of a ferry, and about devices that were asked for and are not
+    /// there.
+    pub(super) fn verdicts(
+        &self,
+        facts: &CopyPlanContext,
+        question: &CopyQuery,
+        plan: &CopyPlan,
+    ) -> Vec<EngineVerdict> {
+        let here = facts.engines.iter().enumerate().map(|(index, engine)| EngineVerdict {
+            engine: engine.name.clone(),
+            is_chosen: is_chosen(plan, index),
+            verdict: verdict(facts, question, plan, index),
+        });
+        let is_here = |name: &str| facts.engines.iter().any(|engine| engine.name == name);
+        let absent =
+            self.each().into_iter().filter(|(name, asked)| asked.is_some() && !is_here(name));
+        let absent = absent.map(|(name, _)| EngineVerdict {
+            engine: name.into(),
+            is_chosen: false,
+            verdict:
+                "no device can be used: `memferry doctor` tells what is there, and what it needs"
+                    .into(),
+        });
+        here.chain(absent).collect()
+    }
+}
+
+fn is_chosen(plan: &CopyPlan, index: usize) -> bool {
+    let processors = match plan.strategy {
+        CopyStrategy::HybridWorkSharing { processors, .. } => Some(processors),
+        _ => None,
+    };
+    plan.strategy.engine() == Some(index) || processors == Some(index)
+}
+
+fn verdict(facts: &CopyPlanContext, question: &CopyQuery, plan: &CopyPlan, index: usize) -> String {
+    let engine = &facts.engines[index];
+    let estimate = |engine: &EngineSummary| {
+        super::copy::duration(plan::estimate_ns(facts, engine, question) / 1000.0)
+    };
+    if is_chosen(plan, index) {
+        return format!("chosen, {}", estimate(engine));
+    }
+    let capabilities = &engine.capabilities;
+    if !capabilities.operations.contains(question.operation) {
+        return "not chosen: it does not execute this operation".into();
+    }
+    let reaches = |kind| capabilities.memory.contains(kind);
+    if !reaches(question.source_memory) || !reaches(question.target_memory) {
+        return "not chosen: it does not reach this memory".into();
+    }
+    let own = estimate(engine);
+    match plan.strategy.engine().map(|chosen| &facts.engines[chosen]) {
+        None => format!("not chosen, {own}: the caller copies, because {}", plan.reason),
+        Some(chosen) if engine.is_device() => {
+            format!("not chosen, {own}: {} takes {}", chosen.name, estimate(chosen))
+        }
+        Some(chosen) => format!(
+            "not chosen, {own}: {} takes {} and leaves the processors free, whose time counts double",
+            chosen.name,
+            estimate(chosen)
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use memferry::Ferry;
+    use memferry::engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
+    use memferry::engine::ioat::IoatEngine;
+    use memferry::engine::testing::ioat_model::IoatModel;
+
+    use super::*;
+
+    fn verdicts(bytes: u64, requested: &RequestedDevices) -> Vec<EngineVerdict> {
+        let profile = CpuProfile::load(&ProfileSource::BuiltIn).unwrap();
+        let ferry = Ferry::builder()
+            .profile(ProfileSource::BuiltIn)
+            .engine(Arc::new(CpuEngine::new(profile)), 1)
+            .engine(Arc::new(IoatEngine::over_model(IoatModel::new()).unwrap()), 1)
+            .build()
+            .unwrap();
+        let question = CopyQuery::copy(bytes, true);
+        let plan = ferry.explain(&question).unwrap();
+        requested.verdicts(ferry.plan_context(), &question, &plan)
+    }
+
+    #[test]
+    fn every_engine_has_a_verdict_and_absent_devices_too() {
+        let requested = RequestedDevices { dsa: Some("auto".into()), ..Default::default() };
+        for bytes in [64, 64 << 20] {
+            let found = verdicts(bytes, &requested);
+            let names: Vec<_> = found.iter().map(|found| found.engine.as_str()).collect();
+            assert_eq!(names, ["cpu", "ioat", "dsa"]);
+            assert_eq!(
+                found.iter().filter(|found| found.is_chosen).count(),
+                usize::from(bytes > 64)
+            );
+            assert!(found[2].verdict.contains("memferry doctor"), "{}", found[2].verdict);
+            let is_told = |found: &EngineVerdict| found.verdict.contains("chosen, ");
+            assert!(found[..2].iter().all(is_told), "{found:?}");
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! `memferry top` in a terminal.
+
+use std::time::Instant;
+
+use anyhow::Context;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::{Modifier, Style, Stylize};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::Paragraph;
+use ratatui::{DefaultTerminal, Frame};
+
+use super::columns::{self, Column};
+use super::sample::{Row, Sample};
+use super::{details, no_process, read};
+use crate::args::{SortKey, TopArgs};
+
+/// The state of the screen.
+struct Screen {
+    before: Option<Sample>,
+    now: Sample,
+    rows: Vec<Row>,
+    sort: SortKey,
+    /// The selected process, and its row.
+    selected: Option<u32>,
+    /// The process whose parts are shown.
+    opened: Option<u32>,
+    /// The first line of the view of a process.
+    scroll: usize,
+    paused: bool,
+}
+
+/// What a key asks for.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    Stay,
+    Quit,
+}
+
+/// Shows processes until the user quits.
+pub(super) fn run(args: &TopArgs) -> anyhow::Result<()> {
+    let mut screen = Screen::new(read(args.pid)?, args);
+    let mut terminal = ratatui::try_init().context("the terminal cannot be set up")?;
+    let outcome = screen.show(&mut terminal, args);
+    ratatui::restore();
+    outcome
+}
+
+impl Screen {
+    fn new(now: Sample, args: &TopArgs) -> Self {
+        let rows = Row::all(None, &now);
+        let mut screen = Self {
+            before: None,
+            now,
+            rows,
+            sort: args.sort,
+            selected: args.pid,
+            opened: args.pid,
+            scroll: 0,
+            paused: false,
+        };
+        screen.sort();
+        screen
+    }
+
+    fn show(&mut self, terminal: &mut DefaultTerminal, args: &TopArgs) -> anyhow::Result<()> {
+        let mut next = Instant::now() + args.interval;
+        loop {
+            terminal.draw(|frame| self.draw(frame))?;
+            let left = next.saturating_duration_since(Instant::now());
+            if event::poll(left)? {
+                let event = event::read()?;
+                if let Event::Key(key) = event
+                    && self.on_key(key) == Step::Quit
+                {
+                    return Ok(());
+                }
+            }
+            if Instant::now() >= next {
+                next = Instant::now() + args.interval;
+                if !self.paused {
+                    self.update(read(args.pid)?);
+                }
+            }
+        }
+    }
+
+    fn update(&mut self, now: Sample) {
+        self.before = Some(std::mem::replace(&mut self.now, now));
+        self.rows = Row::all(self.before.as_ref(), &self.now);
+        self.sort();
+    }
+
+    fn sort(&mut self) {
+        columns::sort(&mut self.rows, self.sort);
+        if !self.rows.iter().any(|row| Some(row.pid) == self.selected) {
+            self.selected = self.rows.first().map(|row| row.pid);
+        }
+    }
+
+    fn on_key(&mut self, key: KeyEvent) -> Step {
+        if key.kind == KeyEventKind::Release {
+            return Step::Stay;
+        }
+        match key.code {
+            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => {
+                return Step::Quit;
+            }
+            KeyCode::Char('q') => return Step::Quit,
+            KeyCode::Esc if self.opened.is_none() => return Step::Quit,
+            KeyCode::Esc | KeyCode::Backspace | KeyCode::Left => self.opened = None,
+            KeyCode::Enter | KeyCode::Right => (self.opened, self.scroll) = (self.selected, 0),
+            KeyCode::Down | KeyCode::Char('j') => self.step(1),
+            KeyCode::Up | KeyCode::Char('k') => self.step(-1),
+            KeyCode::PageDown => self.step(10),
+            KeyCode::PageUp => self.step(-10),
+            KeyCode::Char(' ' | 'p') => self.paused = !self.paused,
+            KeyCode::Char('s' | '>') => self.sort_by_neighbour(1),
+            KeyCode::Char('S' | '<') => self.sort_by_neighbour(-1),
+            _ => {}
+        }
+        Step::Stay
+    }
+
+    /// Moves the selection, or the view of a process.
+    fn step(&mut self, by: isize) {
+        if self.opened.is_some() {
+            self.scroll = self.scroll.saturating_add_signed(by);
+            return;
+        }
+        let Some(last) = self.rows.len().checked_sub(1) else { return };
+        let at = self.selected_row().saturating_add_signed(by).min(last);
+        self.selected = Some(self.rows[at].pid);
+    }
+
+    fn selected_row(&self) -> usize {
+        self.rows.iter().position(|row| Some(row.pid) == self.selected).unwrap_or(0)
+    }
+
+    fn sort_by_neighbour(&mut self, by: isize) {
+        use clap::ValueEnum;
+        let keys = SortKey::value_variants();
+        let at = keys.iter().position(|key| *key == self.sort).unwrap_or(0) as isize;
+        self.sort = keys[(at + by).rem_euclid(keys.len() as isize) as usize];
+        self.sort();
+    }
+
+    fn draw(&mut self, frame: &mut Frame<'_>) {
+        let [head, body, foot] =
+            Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(1)])
+                .areas(frame.area());
+        frame.render_widget(self.head(), head);
+        let lines = match self.opened {
+            Some(pid) => self.process_lines(pid, body.height.into(), body.width.into()),
+            None => self.table_lines(body.height.into(), body.width.into()),
+        };
+        frame.render_widget(Paragraph::new(lines), body);
+        let keys = match self.opened {
+            Some(_) => "q quit  Esc back  ↑↓ scroll  p pause",
+            None => "q quit  Enter open  ↑↓ select  s S sort  p pause",
+        };
+        frame.render_widget(Line::from(keys).dim(), foot);
+    }
+
+    fn head(&self) -> Line<'static> {
+        use clap::ValueEnum;
+        let sort = self.sort.to_possible_value().map(|value| value.get_name().to_owned());
+        let state = if self.paused { "  paused" } else { "" };
+        let text = format!(
+            "memferry top  {} {}  by {}{state}",
+            self.rows.len(),
+            if self.rows.len() == 1 { "process" } else { "processes" },
+            sort.unwrap_or_default(),
+        );
+        Line::from(text).bold()
+    }
+
+    fn table_lines(&self, height: usize, width: usize) -> Vec<Line<'static>> {
+        if self.rows.is_empty() {
+            return vec![Line::from(no_process(None))];
+        }
+        let columns = columns::fitting(width);
+        let visible = height.saturating_sub(1).max(1);
+        let selected = self.selected_row();
+        let first = (selected + 1).saturating_sub(visible);
+        let head = std::iter::once(self.heading(&columns));
+        let rows = self.rows.iter().enumerate().skip(first).take(visible).map(|(at, row)| {
+            let line = Line::from(format!("{:<width$}", columns::line(&columns, row)));
+            if at == selected {
+                line.style(Style::new().add_modifier(Modifier::REVERSED))
+            } else {
+                line
+            }
+        });
+        head.chain(rows).collect()
+    }
+
+    /// The titles, with the one that is sorted by underlined.
+    fn heading(&self, columns: &[&Column]) -> Line<'static> {
+        let spans = columns.iter().flat_map(|column| {
+            let title = Span::from(column.fit(column.title)).bold();
+            let title = if column.key == self.sort { title.underlined() } else { title };
+            [title, Span::from(" ")]
+        });
+        spans.collect()
+    }
+
+    fn process_lines(&mut self, pid: u32, height: usize, width: usize) -> Vec<Line<'static>> {
+        let (Some(row), Some(process)) =
+            (self.rows.iter().find(|row| row.pid == pid), self.now.process(pid))
+        else {
+            return vec![Line::from(no_process(Some(pid)))];
+        };
+        let columns = columns::fitting(width);
+        let mut lines = vec![
+            Line::from(columns::heading(&columns)).bold(),
+            Line::from(columns::line(&columns, row)),
+        ];
+        let before = self.before.as_ref();
+        let seconds = before.map_or(1.0, |before| self.now.seconds_since(before));
+        let earlier = before.and_then(|before| before.process(pid));
+        for section in details::sections(earlier, process, seconds) {
+            lines.push(Line::default());
+            lines.push(Line::from(section.title).bold().cyan());
+            let mut text = section.lines().into_iter();
+            lines.extend(text.next().map(|head| Line::from(head).dim()));
+            lines.extend(text.map(Line::from));
+        }
+        self.scroll = self.scroll.min(lines.len().saturating_sub(height));
+        lines.into_iter().skip(self.scroll).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;
