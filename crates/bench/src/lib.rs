@@ -36,6 +36,8 @@ mod reply;
 mod run;
 #[cfg(feature = "run")]
 mod screen;
+#[cfg(feature = "run")]
+mod unmodified;
 
 #[cfg(feature = "run")]
 pub use devices::guest;

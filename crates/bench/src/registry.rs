@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::results::outcome::Outcome;
-use crate::{apps, copy, devices, gpu, load, memory, message};
+use crate::{apps, copy, devices, gpu, load, memory, message, unmodified};
 
 /// Extent of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +113,7 @@ pub fn all() -> &'static [&'static Bench] {
         &load::BENCH,
         &devices::BENCH,
         &apps::BENCH,
+        &unmodified::BENCH,
     ];
     ALL
 }

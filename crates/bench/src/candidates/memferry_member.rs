@@ -1,8 +1,11 @@
 //! Memferry's members: one endpoint each, joined into a job.
 
+use std::hint::black_box;
 use std::io;
+use std::time::Instant;
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
+use memferry::Ferry;
 use memferry::message::plan::Pinning;
 use memferry::message::{Endpoint, EndpointBuilder, Error, Job, Peer, ShareableBuffer, TAG_ALL};
 
@@ -13,7 +16,7 @@ use crate::group::command::{GroupTask, WorkerCommand};
 use crate::group::exchange::Exchange;
 use crate::group::plain::{Memory, TouchedPages};
 use crate::group::worker::{Member, WorkerArgs};
-use crate::harness::Sample;
+use crate::harness::{Sample, warm_up_iterations};
 use crate::message::collective_task::{CollectiveBuffers, run_collective};
 use crate::message::first_touch::{FreshMemory, receive_fresh};
 use crate::message::matching::{MAX_DEPTH, match_messages};
@@ -27,6 +30,8 @@ struct MemferryMember<M> {
     /// The team of the group, once a collective has run.
     team: Option<TeamMember>,
     collective_buffers: CollectiveBuffers,
+    /// The ferry, once copies were measured.
+    ferry: Option<Ferry>,
     buffers: Option<MessageBuffers<M>>,
     /// Size of the messages into fresh memory that was last verified.
     checked_fresh_bytes: usize,
@@ -76,6 +81,7 @@ fn join_with<M: FreshMemory>(
         group: MemberGroup::of(job),
         team: None,
         collective_buffers: CollectiveBuffers::default(),
+        ferry: None,
         buffers: None,
         checked_fresh_bytes: 0,
         checked_points: 0,
@@ -118,9 +124,33 @@ impl<M: FreshMemory> Member for MemferryMember<M> {
                 let endpoint = self.group.job.endpoint();
                 match_messages(endpoint, peer, is_receiver, (case, depth), times)
             }
+            GroupTask::SmallCopies { bytes } if self.group.rank() == 0 => {
+                let ferry = match &mut self.ferry {
+                    Some(ferry) => ferry,
+                    none => none.insert(Ferry::new()?),
+                };
+                small_copies(ferry, usize::try_from(bytes)?, times)
+            }
+            // Nobody hears of the times of other members.
+            GroupTask::SmallCopies { .. } => Ok(Sample::of_total(1.0)),
             task => bail!("endpoints do not do `{task}`"),
         }
     }
+}
+
+/// Copies between buffers in the caches.
+fn small_copies(ferry: &Ferry, bytes: usize, iterations: u64) -> anyhow::Result<Sample> {
+    let (source, mut target) = (vec![0x5Au8; bytes], vec![0u8; bytes]);
+    for _ in 0..warm_up_iterations(iterations) {
+        ferry.copy(&source, &mut target)?;
+    }
+    let begin = Instant::now();
+    for _ in 0..iterations {
+        ferry.copy(black_box(&source), black_box(&mut target))?;
+    }
+    let total_ns = begin.elapsed().as_nanos() as f64;
+    ensure!(source == target, "a byte got lost");
+    Ok(Sample::of_total(total_ns))
 }
 
 impl MemberGroup {

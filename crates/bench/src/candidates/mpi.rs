@@ -8,10 +8,14 @@ use std::time::Duration;
 
 use crate::group::cores::MemberCores;
 use crate::group::process_group::{ProcessGroup, REPLY_TIMEOUT};
+use crate::harness::Role;
 use crate::host::mpi::variables::{self, Variable};
 use crate::host::mpi::{Launcher, MpiFamily};
 use crate::host::process;
-use crate::results::series::{MPICH, OPEN_MPI};
+use crate::results::series::{
+    MPICH, MPICH_OVER_MEMFERRY, MPICH_SHARED_HEAP, OPEN_MPI, OPEN_MPI_OVER_MEMFERRY,
+    OPEN_MPI_SHARED_HEAP,
+};
 
 /// Source files of the program.
 const SOURCES: [(&str, &str); 8] = [
@@ -47,8 +51,37 @@ impl MpiTransport {
     /// Lets the ranks load a library before all others.
     pub(crate) fn preload(&mut self, library: &Path) {
         if let Self::Adjusted(variables) | Self::Memferry(variables) = self {
-            variables.push(variables::preload(library));
+            variables.push(variables::preload(&[library]));
         }
+    }
+}
+
+/// How an MPI program that is not changed is started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MpirunMode {
+    /// By the launcher of the implementation.
+    Own,
+    /// By `memferry mpirun`.
+    Memferry,
+    /// By `memferry mpirun --shared-heap`.
+    SharedHeap,
+}
+
+impl MpirunMode {
+    pub(crate) const ALL: [Self; 3] = [Self::Own, Self::Memferry, Self::SharedHeap];
+
+    pub(crate) fn series(self, family: MpiFamily) -> &'static str {
+        match (self, family) {
+            (Self::Own, _) => series(family),
+            (Self::Memferry, MpiFamily::OpenMpi) => OPEN_MPI_OVER_MEMFERRY,
+            (Self::Memferry, MpiFamily::Mpich) => MPICH_OVER_MEMFERRY,
+            (Self::SharedHeap, MpiFamily::OpenMpi) => OPEN_MPI_SHARED_HEAP,
+            (Self::SharedHeap, MpiFamily::Mpich) => MPICH_SHARED_HEAP,
+        }
+    }
+
+    pub(crate) fn role(self) -> Role {
+        if self == Self::Own { Role::Peer } else { Role::Reference }
     }
 }
 
@@ -58,6 +91,13 @@ pub(crate) const FAMILIES: [MpiFamily; 2] = [MpiFamily::OpenMpi, MpiFamily::Mpic
 /// Components of Open MPI for collectives, each with the variable of its priority.
 const COLLECTIVE_COMPONENTS: [(&str, &str); 2] =
     [("han", "OMPI_MCA_coll_han_priority"), ("xhc", "OMPI_MCA_coll_xhc_priority")];
+
+/// Variables against remarks that are no errors.
+const QUIET: [(&str, &str); 3] = [
+    ("OMPI_MCA_btl_base_warn_component_unused", "0"),
+    ("OMPI_MCA_orte_base_help_aggregate", "1"),
+    ("UCX_WARN_UNUSED_ENV_VARS", "n"),
+];
 
 /// Series of an implementation with its own transport.
 pub(crate) fn series(family: MpiFamily) -> &'static str {
@@ -170,30 +210,66 @@ impl MpiInstallation {
         ProcessGroup::start(vec![launcher], patience)
     }
 
+    /// Starts a group of `size` ranks that allocate by `malloc`, as ordinary programs do.
+    pub(crate) fn start_unmodified(
+        &self,
+        member: &Path,
+        size: usize,
+        cores: &MemberCores,
+        mode: MpirunMode,
+    ) -> Result<ProcessGroup, String> {
+        let mut launcher = self.unmodified_command(mode, &self.options(size, cores))?;
+        launcher.arg(member).arg("malloc");
+        ProcessGroup::start(vec![launcher], REPLY_TIMEOUT)
+    }
+
+    /// Command that starts an MPI program, to which the program can be added.
+    pub(crate) fn unmodified_command(
+        &self,
+        mode: MpirunMode,
+        options: &[String],
+    ) -> Result<Command, String> {
+        let memferry = std::env::current_exe().map_err(|error| format!("no program: {error}"))?;
+        let mut launcher = match mode {
+            MpirunMode::Own => Command::new(&self.launcher.path),
+            MpirunMode::Memferry | MpirunMode::SharedHeap => Command::new(memferry),
+        };
+        match mode {
+            MpirunMode::Own => self.remove_memferry(&mut launcher),
+            MpirunMode::Memferry => _ = launcher.args(["mpirun", "--mpi"]),
+            MpirunMode::SharedHeap => _ = launcher.args(["mpirun", "--shared-heap", "--mpi"]),
+        }
+        if mode != MpirunMode::Own {
+            launcher.arg(&self.launcher.path);
+        }
+        launcher.args(options).envs(QUIET);
+        Ok(launcher)
+    }
+
+    /// Removes the variables of `memferry env`, which the user's shell may have evaluated.
+    fn remove_memferry(&self, launcher: &mut Command) {
+        for (name, _) in variables::for_family(self.launcher.family, Path::new("/"), None) {
+            launcher.env_remove(name);
+        }
+    }
+
     /// Command of the launcher, with options before the program.
     fn command(&self, member: &Path, options: Vec<String>, transport: &MpiTransport) -> Command {
         let mut launcher = Command::new(&self.launcher.path);
         launcher.args(options).arg(member);
         if !matches!(transport, MpiTransport::Memferry(_)) {
-            // The user's shell may have evaluated `memferry env`.
-            for (name, _) in variables::for_family(self.launcher.family, Path::new("/"), None) {
-                launcher.env_remove(name);
-            }
+            self.remove_memferry(&mut launcher);
         }
         if let MpiTransport::Adjusted(variables) | MpiTransport::Memferry(variables) = transport {
             launcher.envs(variables.iter().map(|(name, value)| (name, value)));
         }
-        launcher.envs([
-            ("OMPI_MCA_btl_base_warn_component_unused", "0"),
-            ("OMPI_MCA_orte_base_help_aggregate", "1"),
-            ("UCX_WARN_UNUSED_ENV_VARS", "n"),
-        ]);
+        launcher.envs(QUIET);
         launcher
     }
 
     /// Options that bind every rank to a core like the other members. Ranks share cores if there
     /// are more ranks than cores.
-    fn options(&self, size: usize, cores: &MemberCores) -> Vec<String> {
+    pub(crate) fn options(&self, size: usize, cores: &MemberCores) -> Vec<String> {
         let shared = size > cores.physical_count();
         let mut words: Vec<&str> = Vec::new();
         match self.launcher.family {

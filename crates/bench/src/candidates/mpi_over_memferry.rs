@@ -82,6 +82,18 @@ fn choose(
     Ok((installed, member, false))
 }
 
+/// Returns an installation of a family that can use libfabric, the one in `PATH` first.
+pub(crate) fn installation(family: MpiFamily) -> Result<MpiInstallation, String> {
+    let usable = |launcher: &Launcher| !matches!(launcher.fabric, FabricSupport::No(_));
+    if let Ok(found) = mpi::find(family)
+        && usable(&found.launcher)
+    {
+        return Ok(found);
+    }
+    let mut others = launcher::all().into_iter().filter(|it| it.family == family && usable(it));
+    MpiInstallation::of(others.next().ok_or_else(|| fix(family, None))?)
+}
+
 fn fix(family: MpiFamily, peer: Option<&(MpiFamily, MpiInstallation, PathBuf)>) -> String {
     let unfit = peer.map(|(_, installed, _)| match &installed.launcher.fabric {
         FabricSupport::No(reason) => format!("{} {reason}; ", installed.launcher),

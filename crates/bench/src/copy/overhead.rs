@@ -10,7 +10,7 @@ use std::thread::Thread;
 use std::time::Instant;
 
 use memferry::sys::affinity;
-use memferry::{Ferry, Options, Request, Transfer};
+use memferry::{BatchItem, Ferry, Options, Request, Transfer};
 
 use crate::Progress;
 use crate::harness::{Budget, BufferPair, FnCandidate, Harness, Role, Sample, set};
@@ -55,7 +55,11 @@ fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow:
     Ok(outcome)
 }
 
+/// Number of copies of a batch.
+const BATCH: usize = 64;
+
 const SUBMIT: &str = "submit";
+const SUBMIT_MANY: &str = "submit, each of a batch of 64";
 const CHECK: &str = "check";
 const ROUND_TRIP: &str = "round trip of 8 bytes";
 const FLOOR: &str = "floor: two hand-overs";
@@ -74,6 +78,9 @@ fn small_costs(ferry: &Ferry, pair: &mut BufferPair, rounds: usize, outcome: &mu
         let mut candidates = vec![
             FnCandidate::timed(SUBMIT, Role::Memferry, |times| {
                 total(submit_ns(ferry, &mut pair.borrow_mut(), 8, times))
+            }),
+            FnCandidate::timed(SUBMIT_MANY, Role::Memferry, |times| {
+                total(submit_many_ns(ferry, &mut pair.borrow_mut(), times / BATCH as u64))
             }),
             FnCandidate::timed(CHECK, Role::Memferry, |_| {
                 total(check_ns(ferry, &mut pair.borrow_mut()))
@@ -95,6 +102,7 @@ fn small_costs(ferry: &Ferry, pair: &mut BufferPair, rounds: usize, outcome: &mu
     });
     let keys = [
         (SUBMIT, "submit_ns"),
+        (SUBMIT_MANY, "submit_many_ns"),
         (CHECK, "check_ns"),
         (ROUND_TRIP, "roundtrip_8b_ns"),
         (FLOOR, "floor_roundtrip_ns"),
@@ -137,6 +145,29 @@ fn submit_ns(ferry: &Ferry, pair: &mut BufferPair, bytes: usize, repeat: u64) ->
         transfer.wait().expect("memory of this process is good");
     }
     (inside as f64 / repeat as f64 - clock).max(0.0)
+}
+
+/// Time inside the call that submits a batch of copies of 8 bytes, for each of them, with a channel
+/// that keeps up. Source and target of each have a cache line of their own.
+fn submit_many_ns(ferry: &Ferry, pair: &mut BufferPair, repeat: u64) -> f64 {
+    const LINE: usize = 64;
+    let (source, target) = (pair.source.as_mut_slice(), pair.target.as_mut_slice());
+    let (source, target) = (source.as_ptr(), target.as_mut_ptr());
+    let item = |index: usize| {
+        BatchItem::copy(source.wrapping_add(index * LINE), target.wrapping_add(index * LINE), 8)
+    };
+    let items: Vec<_> = (0..BATCH).map(item).collect();
+    let mut inside = 0;
+    let clock = clock_ns();
+    for _ in 0..repeat {
+        let begin = Instant::now();
+        // SAFETY: both buffers are borrowed here and live until after the wait.
+        let transfer = unsafe { ferry.start_many_raw(&items, Options::new()) };
+        inside += begin.elapsed().as_nanos();
+        let outcome = transfer.and_then(|transfer| transfer.wait());
+        outcome.expect("the ranges are valid, and memory of this process is good");
+    }
+    (inside as f64 / repeat as f64 - clock).max(0.0) / BATCH as f64
 }
 
 /// Time that two reads of the clock add to a measurement.

@@ -51,6 +51,7 @@ impl EngineFixture {
             .engine(engine, 1)
             .gpu(EngineSelection::Off)
             .ioat(EngineSelection::Off)
+            .dsa(EngineSelection::Off)
             .nic(EngineSelection::Off)
             .capacity(CAPACITY)
             .inline_bytes(0)
@@ -87,6 +88,13 @@ impl EngineFixture {
         self.start(bytes, ALIGNED, options)?;
         let is_told = variable.load() == 7;
         ensure!(is_told == is_notified, "a copy of {bytes} bytes ended without its notification");
+        Ok(())
+    }
+
+    /// Checks the bytes of the last copy to the start of the target.
+    pub(super) fn verify(&self, bytes: usize) -> anyhow::Result<()> {
+        let (source, target) = (&self.source.as_slice()[..bytes], self.target.as_slice());
+        ensure!(*source == target[..bytes], "a copy of {bytes} bytes came out wrong");
         Ok(())
     }
 

@@ -1,16 +1,20 @@
-//! `devices`: the drivers of devices that copy. Intel's copy engine is a model of its registers.
+//! `devices`: the drivers of devices that copy. Intel's copy engine and its successor, the data
+//! streaming accelerator, are models of their registers.
 //! The network card is an emulated one in a virtual machine if QEMU is installed, else a model; its
 //! transmit side is connected to its own receive side. The devices count descriptors, frames and
 //! bytes; no figure states the speed of hardware.
 
+mod accelerator;
 mod card;
 mod copy_engine;
+mod driver_cost;
 pub mod guest;
 mod lossy;
 mod memory;
 mod nic_counters;
 mod report;
 mod suite;
+mod syscalls;
 mod virtual_machine;
 
 use std::sync::Arc;
@@ -18,6 +22,7 @@ use std::sync::Arc;
 use memferry::engine::nic::{NicConfig, NicEngine};
 use memferry::engine::testing::nic_model::NicModel;
 
+use self::accelerator::AcceleratorVariant;
 use self::copy_engine::ModelVariant;
 use self::suite::{CaseException, SuiteResult};
 use self::virtual_machine::{VmReport, VmRun};
@@ -28,7 +33,7 @@ use crate::results::outcome::Outcome;
 
 pub(crate) static BENCH: Bench = Bench::new(
     "devices",
-    "Drivers of copy devices: Intel's copy engine (a model), a network card (emulated)",
+    "Drivers of copy devices: Intel's I/OAT and DSA (models), a network card (emulated)",
     run,
 );
 
@@ -43,8 +48,9 @@ fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow:
     let trials = copy_engine::model_variants(effort);
     let lossy = if effort == Effort::Full { lossy::SUITES.len() } else { 0 };
     let guest = if effort == Effort::Brief { 0 } else { guest::suites(effort) };
-    let suites = (trials.len() + lossy) as u64 + guest;
-    let others = 3 + card::FIGURES.len() as u64;
+    let accelerators = accelerator::variants(effort);
+    let suites = (trials.len() + accelerators.len() + lossy) as u64 + guest;
+    let others = 5 + card::FIGURES.len() as u64;
     progress.start(suites * suite::count() + others, &outcome.bench);
     // The card first, so that its rows are at the top of the table.
     if effort == Effort::Brief {
@@ -60,6 +66,15 @@ fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow:
     let run = |trial: &ModelVariant| trial.run(|case| on_case(trial.name, case));
     let tallies: Vec<_> = trials.iter().map(run).collect();
     add_suites(&mut outcome, "ioat_conformance_passed", &tallies);
+    progress.step("time beside the device");
+    let measured = driver_cost::measure(&mut outcome, effort);
+    record_part(&mut outcome, "ioat, time beside the device", measured);
+    progress.step("descriptors of the accelerator");
+    let measured = accelerator::measure(&mut outcome, effort);
+    record_part(&mut outcome, "dsa, descriptors", measured);
+    let run = |variant: &AcceleratorVariant| variant.run(|case| on_case(variant.name, case));
+    let tallies: Vec<_> = accelerators.iter().map(run).collect();
+    add_suites(&mut outcome, "dsa_conformance_passed", &tallies);
     progress.step("lost frames");
     let rows = lossy::measure();
     let rows = record_part(&mut outcome, "nic over a model that loses frames", rows);
@@ -195,7 +210,7 @@ const NOT_STARTED: &str = "The short suite starts no virtual machine, so nic_con
                            nic_bytes_by_device_share are not here: `memferry bench devices --quick` \
                            has them.";
 
-fn notes() -> [String; 5] {
+fn notes() -> [String; 7] {
     [
         "Conformance is the suite that every engine of Memferry passes, the same cases that its \
          tests run. A case is skipped where it is about something that the engine does not claim to \
@@ -208,8 +223,19 @@ fn notes() -> [String; 5] {
          A descriptor must not cross a page on either side, so a copy takes one for each page if \
          both sides begin at the same place in their pages, and two if not, however far apart they \
          are. Where pages lie one behind the other for the device, as behind an IOMMU, a descriptor \
-         goes from one into the next; memory that is copied for the first time is pinned in growing \
-         chunks, and each of them takes one. Exactly 1024 and 2048 are expected of the keys."
+         goes from one into the next, up to 1 MiB. Exactly 1024 and 2048 are expected of the keys."
+            .into(),
+        "The time beside the device is that of a model which takes exactly 2 µs for a copy of 4 KiB: \
+         what a copy and its wait take beyond that, with the hand-over between the driver's core and \
+         that of the model's thread, which is also shown alone. Submits are those of a channel whose \
+         memory is pinned. System calls are counted on the thread that submits such a \
+         descriptor and waits for it. A ferry also asks the kernel, twice for each copy, whether memory \
+         of its pin cache is still mapped."
+            .into(),
+        "The accelerator is tried in two ways: as a device that is bound to vfio-pci, whose memory \
+         is pinned, and as a work queue of the kernel, which uses the addresses of the program, and \
+         whose page faults the driver resolves. The keys are counted over a work queue. A target that \
+         begins in the middle of a cache line takes one descriptor more."
             .into(),
         "The card sends to itself what it reads at the source, and receives it at the target: up \
          to 8 KiB in a frame, behind a head that never reaches the target. Bytes too few for a \
@@ -331,6 +357,14 @@ mod tests {
             ("ioat_conformance_passed", 1.0, 0.0),
             ("ioat_descriptors_aligned_4m", 1024.0, 1025.0),
             ("ioat_descriptors_misaligned_4m", 2048.0, 2100.0),
+            ("dsa_conformance_passed", 1.0, 0.0),
+            ("dsa_descriptors_aligned_4m", 4.0, 5.0),
+            ("dsa_batch_of_64_doorbells", 1.0, 2.0),
+            ("dsa_fault_resumed", 1.0, 0.0),
+            ("device_roundtrip_ns", 1500.0, 1600.0),
+            ("device_submit_ns", 200.0, 210.0),
+            ("device_batch_submit_ns", 40.0, 45.0),
+            ("device_syscalls_per_copy", 0.0, 0.1),
         ] {
             assert_eq!(judge("devices", key, good, None).status, TargetStatus::Reached, "{key}");
             assert_eq!(judge("devices", key, bad, None).status, TargetStatus::Missed, "{key}");

@@ -32,6 +32,8 @@ pub(crate) enum GroupTask {
     /// A message from the first member to the second, into memory that was never touched (`fresh`)
     /// or has been used before.
     FirstTouch { bytes: u64, fresh: bool },
+    /// The first member copies its own memory, one copy after the other.
+    SmallCopies { bytes: u64 },
 }
 
 /// A task and its number of iterations.
@@ -62,6 +64,7 @@ impl GroupTask {
             Self::IntegerSort { keys_log2 } => ("is", keys_log2),
             Self::Fourier { points } => ("ft", points),
             Self::Stream { bytes } => ("stream", bytes),
+            Self::SmallCopies { bytes } => ("copies", bytes),
             Self::Receive { bytes, cold: false } => ("receive-hot", bytes),
             Self::Receive { bytes, cold: true } => ("receive-cold", bytes),
             Self::FirstTouch { bytes, fresh: false } => ("land-reused", bytes),
@@ -102,6 +105,7 @@ impl FromStr for WorkerCommand {
             "is" => GroupTask::IntegerSort { keys_log2: size },
             "ft" => GroupTask::Fourier { points: size },
             "stream" => GroupTask::Stream { bytes: size },
+            "copies" => GroupTask::SmallCopies { bytes: size },
             "receive-hot" => GroupTask::Receive { bytes: size, cold: false },
             "receive-cold" => GroupTask::Receive { bytes: size, cold: true },
             "land-reused" => GroupTask::FirstTouch { bytes: size, fresh: false },
@@ -168,6 +172,7 @@ mod tests {
             GroupTask::Matching { depth: 100, case: MatchCase::PostedMixed },
             GroupTask::Receive { bytes: 4096, cold: false },
             GroupTask::Receive { bytes: 1 << 20, cold: true },
+            GroupTask::SmallCopies { bytes: 64 },
             GroupTask::FirstTouch { bytes: 4096, fresh: false },
             GroupTask::FirstTouch { bytes: 1 << 20, fresh: true },
         ] {

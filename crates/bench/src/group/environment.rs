@@ -2,7 +2,8 @@
 //! unavailable candidate is reported as missing, with the reason.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use super::GroupTask;
@@ -103,6 +104,9 @@ struct GroupLauncher {
     workspace: TempWorkspace,
 }
 
+/// A group with its series and role, or why it could not be started.
+pub(crate) type StartedGroup = (String, Role, Result<ProcessGroup, String>);
+
 /// Started groups of one size, ready to be measured.
 pub(crate) struct CandidateSet<'a> {
     groups: Vec<NamedGroup>,
@@ -190,6 +194,42 @@ impl BenchEnvironment {
         patience: Duration,
     ) -> Result<ProcessGroup, String> {
         self.launcher.start_within(kind, size, patience)
+    }
+
+    /// Starts such a group with a variable of the environment.
+    pub(crate) fn start_with(
+        &self,
+        kind: WorkerKind,
+        size: usize,
+        variable: Option<(&str, &str)>,
+    ) -> Result<ProcessGroup, String> {
+        let mut commands = self.launcher.commands(kind, size)?;
+        for command in &mut commands {
+            command.envs(variable);
+        }
+        ProcessGroup::start(commands, REPLY_TIMEOUT)
+    }
+
+    /// Folder for files of candidates, which is removed at the end.
+    pub(crate) fn folder(&self) -> &Path {
+        self.launcher.workspace.folder()
+    }
+
+    /// Cores of the members of groups.
+    pub(crate) fn member_cores(&self) -> &MemberCores {
+        &self.launcher.cores
+    }
+
+    /// Groups that were started elsewhere.
+    pub(crate) fn candidates_of(
+        &mut self,
+        groups: impl IntoIterator<Item = StartedGroup>,
+    ) -> CandidateSet<'_> {
+        let mut field = CandidateSet { groups: Vec::new(), missing: &mut self.missing };
+        for (series, role, group) in groups {
+            field.add(&series, role, group);
+        }
+        field
     }
 
     /// The MPI implementations that were found, each with the compiled candidate.
@@ -319,8 +359,13 @@ impl GroupLauncher {
         size: usize,
         patience: Duration,
     ) -> Result<ProcessGroup, String> {
+        ProcessGroup::start(self.commands(kind, size)?, patience)
+    }
+
+    /// The commands of such a group.
+    fn commands(&self, kind: WorkerKind, size: usize) -> Result<Vec<Command>, String> {
         let room = self.workspace.group_dir().map_err(|error| format!("no folder: {error}"))?;
-        ProcessGroup::start(commands(kind, size, &self.cores, &room)?, patience)
+        commands(kind, size, &self.cores, &room)
     }
 }
 

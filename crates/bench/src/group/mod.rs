@@ -20,7 +20,7 @@ pub(crate) use candidate::TaskRunner;
 pub(crate) use command::GroupTask;
 pub(crate) use environment::{
     BenchEnvironment, CROSS_MEMORY, FIRST_TOUCH, LOOPBACK, PACKETS, RECEIVE_AHEAD, RECEIVE_NAIVE,
-    TWO_COPIES, UCX,
+    StartedGroup, TWO_COPIES, UCX,
 };
 pub(crate) use plain::{Plain, bytes_of, bytes_of_mut, splitmix64};
 pub(crate) use worker_pool::WorkerPool;

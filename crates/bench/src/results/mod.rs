@@ -14,7 +14,7 @@ pub mod suite;
 pub mod summary_keys;
 
 /// Names of all benches, in the order of the suite.
-pub const BENCH_NAMES: [&str; 18] = [
+pub const BENCH_NAMES: [&str; 19] = [
     "copy-latency",
     "copy-bandwidth",
     "overlap",
@@ -33,4 +33,5 @@ pub const BENCH_NAMES: [&str; 18] = [
     "load",
     "devices",
     "apps",
+    "unmodified",
 ];

@@ -12,6 +12,10 @@ pub const MPICH: &str = "MPICH";
 pub const OPEN_MPI_OVER_MEMFERRY: &str = "Open MPI over memferry";
 /// MPICH over Memferry.
 pub const MPICH_OVER_MEMFERRY: &str = "MPICH over memferry";
+/// Open MPI over Memferry, with allocations that peers map.
+pub const OPEN_MPI_SHARED_HEAP: &str = "Open MPI over memferry, shared heap";
+/// MPICH over Memferry, with allocations that peers map.
+pub const MPICH_SHARED_HEAP: &str = "MPICH over memferry, shared heap";
 /// The lower bound of every message.
 pub const LOWER_BOUND: &str = "floor: a cache line each way";
 /// A single line that both threads write.

@@ -48,6 +48,9 @@ enum { COMMANDS = sizeof commands / sizeof commands[0], QUIT = COMMANDS };
 
 static pid_t launcher;
 
+/* Whether buffers come from malloc, as in most programs. */
+static int is_malloc;
+
 double now_ns(void)
 {
     struct timespec now;
@@ -63,6 +66,10 @@ long warm_up_of(long iterations)
 void *touched_pages(size_t bytes)
 {
     size_t length = bytes > 0 ? bytes : 1;
+    if (is_malloc) {
+        void *block = malloc(length);
+        return block == NULL ? NULL : memset(block, 0x5A, length);
+    }
     void *start =
         mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (start == MAP_FAILED)
@@ -73,7 +80,9 @@ void *touched_pages(size_t bytes)
 
 void release_pages(void *start, size_t bytes)
 {
-    if (start != NULL)
+    if (is_malloc)
+        free(start);
+    else if (start != NULL)
         munmap(start, bytes > 0 ? bytes : 1);
 }
 
@@ -155,6 +164,7 @@ int main(int argc, char **argv)
     /* Blocked before MPI starts its threads, so that they do not receive the signal. */
     sigprocmask(SIG_BLOCK, &wake, NULL);
     watch_launcher();
+    is_malloc = argc > 1 && strcmp(argv[1], "malloc") == 0;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank_of_self);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);

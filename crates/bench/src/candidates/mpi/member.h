@@ -21,7 +21,7 @@ double now_ns(void);
 /* Number of iterations before the clock starts; the other candidates use the same rule. */
 long warm_up_of(long iterations);
 
-/* Page-aligned, resident memory from the kernel; NULL if the allocation fails. */
+/* Page-aligned, resident memory from the kernel, or memory of malloc if the program was started so; NULL if the allocation fails. */
 void *touched_pages(size_t bytes);
 void release_pages(void *start, size_t bytes);
 

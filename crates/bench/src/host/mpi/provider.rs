@@ -1,7 +1,10 @@
-//! Memferry's shared libraries for MPI: the libfabric provider, which libfabric loads from a folder in
-//! `FI_PROVIDER_PATH`, and the collectives, which the loader of the system loads before the MPI library.
+//! Memferry's shared libraries for programs of others: the libfabric provider, which libfabric loads from a
+//! folder in `FI_PROVIDER_PATH`, the collectives, which the loader of the system loads before the MPI
+//! library, and the library that it loads before the C library.
 
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::ptr;
 use std::{env, fs};
 
 use anyhow::{Context, bail, ensure};
@@ -11,7 +14,7 @@ pub const PROVIDER_DIR_VARIABLE: &str = "MEMFERRY_PROVIDER_DIR";
 /// The command that builds the provider, for messages.
 pub const BUILD_COMMAND: &str = "cargo build --release -p memferry-fabric";
 
-/// A shared library for MPI.
+/// A shared library for programs of others.
 struct LibraryFile {
     /// What the library is, with its article and without, for messages.
     what: &'static str,
@@ -39,6 +42,22 @@ static COLLECTIVES: LibraryFile = LibraryFile {
     symbol: "MPI_Allreduce",
 };
 
+static PRELOAD: LibraryFile = LibraryFile {
+    what: "the library for unmodified programs",
+    kind: "library for unmodified programs",
+    files: ["libmemferry-preload.so", "libmemferry_preload.so"],
+    build_command: "cargo build --release -p memferry-preload",
+    symbol: "mempcpy",
+};
+
+static FERRY: LibraryFile = LibraryFile {
+    what: "the library for C",
+    kind: "library for C",
+    files: ["libadma.so", "libadma.so"],
+    build_command: "cargo build --release -p memferry-c",
+    symbol: "adma_copy",
+};
+
 /// Finds the file of the provider and checks that libfabric can load it.
 pub fn find() -> anyhow::Result<PathBuf> {
     let found = PROVIDER.find()?;
@@ -54,17 +73,31 @@ pub fn find() -> anyhow::Result<PathBuf> {
 
 /// Finds the file of the collectives and checks that it can be preloaded.
 pub fn find_collectives() -> anyhow::Result<PathBuf> {
-    let found = COLLECTIVES.find()?;
-    ensure!(
-        !found.to_string_lossy().contains([':', ' ']),
-        "LD_PRELOAD cannot name {}, because of a colon or a space; move the library to another folder \
-         and let {PROVIDER_DIR_VARIABLE} name that",
-        found.display()
-    );
-    Ok(found)
+    COLLECTIVES.find_for_preload()
+}
+
+/// Finds the library for unmodified programs and checks that it can be preloaded.
+pub fn find_preload() -> anyhow::Result<PathBuf> {
+    PRELOAD.find_for_preload()
+}
+
+/// Finds the library for C programs, whose ferry copies for unmodified programs.
+pub fn find_ferry() -> anyhow::Result<PathBuf> {
+    FERRY.find()
 }
 
 impl LibraryFile {
+    fn find_for_preload(&self) -> anyhow::Result<PathBuf> {
+        let found = self.find()?;
+        ensure!(
+            !found.to_string_lossy().contains([':', ' ']),
+            "LD_PRELOAD cannot name {}, because of a colon or a space; move the library to another \
+             folder and let {PROVIDER_DIR_VARIABLE} name that",
+            found.display()
+        );
+        Ok(found)
+    }
+
     fn find(&self) -> anyhow::Result<PathBuf> {
         let program = env::current_exe().context("where this program is cannot be told")?;
         let set = env::var_os(PROVIDER_DIR_VARIABLE)
@@ -78,11 +111,9 @@ impl LibraryFile {
     /// Checks that the file is a shared library with a symbol that it must have. libfabric reports
     /// no error for a file that is not.
     fn check_file(&self, file: &Path) -> anyhow::Result<()> {
-        let symbol = self.symbol.as_bytes();
-        let bytes = fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;
-        let is_library = bytes.starts_with(b"\x7fELF");
+        let is_library = has_symbol(file, self.symbol.as_bytes());
         ensure!(
-            is_library && bytes.windows(symbol.len()).any(|part| part == symbol),
+            is_library.with_context(|| format!("{} cannot be read", file.display()))?,
             "{} is no {}; build it again by `{}`",
             file.display(),
             self.kind,
@@ -110,6 +141,10 @@ impl LibraryFile {
         }
         let beside = program.parent().unwrap_or(Path::new("/"));
         let mut folders = vec![beside.to_owned(), beside.join("../lib/memferry")];
+        if ptr::eq(self, &FERRY) {
+            // Programs are linked with it.
+            folders.push(beside.join("../lib"));
+        }
         folders.extend(cargo_build_folder(&beside.join("..")));
         match folders.iter().find_map(|folder| inside(folder)) {
             Some(found) => Ok(absolute(found)),
@@ -135,6 +170,24 @@ impl LibraryFile {
             self.build_command
         )
     }
+}
+
+/// Whether a file is a shared library in which a name occurs. Names are near its begin, so that hardly any
+/// file is read to its end.
+fn has_symbol(file: &Path, symbol: &[u8]) -> io::Result<bool> {
+    const STEP: u64 = 64 << 10;
+    let mut file = fs::File::open(file)?;
+    let mut bytes = Vec::new();
+    while file.by_ref().take(STEP).read_to_end(&mut bytes)? > 0 {
+        if !bytes.starts_with(b"\x7fELF") {
+            return Ok(false);
+        }
+        let from = bytes.len().saturating_sub(STEP as usize + symbol.len());
+        if bytes[from..].windows(symbol.len()).any(|part| part == symbol) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The folder `target/release` of the source tree from which `cargo install --path` installed a

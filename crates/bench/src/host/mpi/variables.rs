@@ -40,12 +40,20 @@ pub fn launch_variables(launcher: &Launcher, provider: &Path) -> Vec<Variable> {
     for_family(launcher.family, folder, already.as_deref())
 }
 
-/// The variable that lets the ranks load a library before all others, after those that the user
-/// preloads already.
-pub fn preload(library: &Path) -> Variable {
+/// The variable that lets programs load libraries before all others, after those that the user preloads
+/// already.
+pub fn preload(libraries: &[&Path]) -> Variable {
     const PRELOAD: &str = "LD_PRELOAD";
-    (PRELOAD, with_folder(env::var_os(PRELOAD).as_deref(), library))
+    let first = env::var_os(PRELOAD).unwrap_or_default();
+    let add = |already: OsString, library: &&Path| with_folder(Some(&already), library);
+    (PRELOAD, libraries.iter().fold(first, add))
 }
+
+/// The variable by which the preloaded library puts allocations from a size on into memory that peers can
+/// map.
+pub const SHARED_HEAP: &str = "MEMFERRY_SHARED_HEAP";
+/// The default of that size.
+pub const SHARED_HEAP_BYTES: u64 = 64 << 10;
 
 /// Variables that prevent an MPI family from finding the provider, or the provider from finding
 /// other hosts.
@@ -137,9 +145,9 @@ mod tests {
         let joined = |already| with_folder(Some(OsStr::new(already)), Path::new("/our lib"));
         assert_eq!(joined("/a:/b"), "/a:/b:/our lib");
         assert_eq!(joined("/a:/our lib:/b"), "/a:/our lib:/b");
-        let (name, value) = preload(Path::new("/our/lib.so"));
+        let (name, value) = preload(&[Path::new("/our/lib.so"), Path::new("/other.so")]);
         assert_eq!(name, "LD_PRELOAD");
-        assert!(value.to_string_lossy().ends_with("/our/lib.so"));
+        assert!(value.to_string_lossy().ends_with("/our/lib.so:/other.so"));
     }
 
     #[test]
