@@ -6,10 +6,12 @@
 //!   test that hangs.
 //! - `message` (feature `message`) has other processes, raw peers and memory with guards for tests of
 //!   messages; `RingPinner` (feature `pinning`) pins page frames.
+//! - [`mpi`] finds the MPIs of this machine.
 //! - [`write_program`] and [`copy_program`] create programs that can be run while other tests fork.
 
 #[cfg(feature = "message")]
 pub mod message;
+pub mod mpi;
 mod program;
 mod requirement;
 #[cfg(feature = "pinning")]

@@ -36,6 +36,8 @@ pub enum Requirement {
     Gpu,
     /// A network card that is bound to vfio-pci.
     Nic,
+    /// Programs of others: bash, git, and Python with its own tests.
+    Programs,
     /// The right to create cgroups of version 1 with a CPU quota: root, on a kernel that supports
     /// them.
     CpuQuota,
@@ -43,7 +45,7 @@ pub enum Requirement {
 
 impl Requirement {
     /// All requirements.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Userfaultfd,
         Self::IoUring,
         Self::Libfabric,
@@ -59,6 +61,7 @@ impl Requirement {
         Self::Memory,
         Self::Gpu,
         Self::Nic,
+        Self::Programs,
         Self::CpuQuota,
     ];
 
@@ -80,6 +83,7 @@ impl Requirement {
             Self::Memory => "memory",
             Self::Gpu => "gpu",
             Self::Nic => "nic",
+            Self::Programs => "programs",
             Self::CpuQuota => "cpu-quota",
         }
     }

@@ -67,11 +67,11 @@ const NO_TEST_ARGUMENTS: [&str; 4] = ["--no-run", "--doc", "--list", "--help"];
 /// The slowest programs. They start first, because otherwise one of them would run alone at the
 /// end.
 const SLOW_TESTS: [&str; 5] = [
-    "memferry-vm tests/boot.rs",
     "memferry-c tests/programs.rs",
-    "memferry-cli tests/devices.rs",
+    "memferry-engine tests/conformance.rs",
     "memferry-fabric tests/mpi.rs",
     "memferry-mpi-collectives tests/mpi.rs",
+    "memferry-engine tests/nic/main.rs",
 ];
 
 /// The interval between polls for the exit of a program, and the interval between reports that it
@@ -81,7 +81,7 @@ const HANG_REPORT_AFTER: Duration = Duration::from_secs(60);
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// How many test programs run at a time (two, and one more for every two processors)
+    /// How many test programs run at a time (two, and one more for every processor)
     #[arg(long, short)]
     jobs: Option<usize>,
     /// Arguments for `cargo test`, in place of `--workspace`
@@ -116,7 +116,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     jobs.sort_by_key(|job| !SLOW_TESTS.contains(&job.name.as_str()));
     // Many tests are idle most of the time.
     let processors = thread::available_parallelism().map_or(1, usize::from);
-    let most = args.jobs.unwrap_or(2 + processors / 2).max(1);
+    let most = args.jobs.unwrap_or(2 + processors).max(1);
     let shows_all = for_tests
         .iter()
         .any(|word| ["--nocapture", "--no-capture", "--show-output"].contains(word));

@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-/// Descriptors and shared mappings of this process.
+use memferry_sys::stats::PAGE_NAME;
+
+/// Descriptors and shared mappings of this process, without those of its page of counters, which stays open for as
+/// long as the process lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResourceUsage {
     /// Open descriptors.
@@ -14,10 +17,30 @@ pub struct ResourceUsage {
 /// The resources of this process now.
 pub fn resource_usage() -> ResourceUsage {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let mappings = maps.lines().filter(|line| line.contains("memfd:memferry")).count();
+    let is_page = |text: &str| text.contains(PAGE_NAME);
+    let (pages, mappings): (Vec<_>, Vec<_>) =
+        maps.lines().filter(|line| line.contains("memfd:memferry")).partition(|line| is_page(line));
+    let links = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| {
+        let target = std::fs::read_link(entry.unwrap().path()).unwrap_or_default();
+        target.to_string_lossy().into_owned()
+    });
+    let (page_links, links): (Vec<_>, Vec<_>) = links.partition(|link| is_page(link));
+    assert!(pages.len() <= 1 && page_links.len() <= 1, "{pages:?} {page_links:?}");
     // One of them is the directory that is being read.
-    let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count() - 1;
-    ResourceUsage { descriptors, mappings }
+    ResourceUsage { descriptors: links.len() - 1, mappings: mappings.len() }
+}
+
+/// What [`resource_usage`] counts, for the message of a failed test.
+pub fn open_objects() -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let mut lines: Vec<String> =
+        maps.lines().filter(|line| line.contains("memfd:memferry")).map(Into::into).collect();
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
+        if let Ok(target) = std::fs::read_link(entry.path()) {
+            lines.push(format!("{}: {}", entry.file_name().display(), target.display()));
+        }
+    }
+    lines.join("\n")
 }
 
 /// Shared memory with a name, which outlives processes. There should be none, except that of other

@@ -8,8 +8,13 @@ use anyhow::{Context, ensure};
 use serde_json::Value;
 
 /// The packages whose files are installed.
-const PACKAGES: [&str; 4] =
-    ["memferry-cli", "memferry-c", "memferry-fabric", "memferry-mpi-collectives"];
+const PACKAGES: [&str; 5] = [
+    "memferry-cli",
+    "memferry-c",
+    "memferry-fabric",
+    "memferry-mpi-collectives",
+    "memferry-preload",
+];
 
 /// The files that cargo builds.
 #[derive(Debug, PartialEq, Eq)]
@@ -19,10 +24,11 @@ pub(crate) struct Artifacts {
     pub(crate) static_library: Option<PathBuf>,
     pub(crate) provider: PathBuf,
     pub(crate) collectives: PathBuf,
+    pub(crate) preload: PathBuf,
 }
 
 impl Artifacts {
-    /// Builds the four packages for release, in one call because they share dependencies.
+    /// Builds the packages for release, in one call because they share dependencies.
     pub(crate) fn build() -> anyhow::Result<Self> {
         let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = Command::new(cargo);
@@ -63,6 +69,8 @@ impl Artifacts {
                 .with_context(|| missing("the provider"))?,
             collectives: find("memferry_coll", "cdylib", "so")
                 .with_context(|| missing("the collectives"))?,
+            preload: find("memferry_preload", "cdylib", "so")
+                .with_context(|| missing("the library for unmodified programs"))?,
         })
     }
 }
@@ -88,6 +96,7 @@ mod tests {
             artifact("adma", &["cdylib", "staticlib", "rlib"], &["/t/libadma.so", "/t/libadma.a"]),
             artifact("memferry_fi", &["cdylib", "rlib"], &["/t/f.rlib", "/t/libmemferry_fi.so"]),
             artifact("memferry_coll", &["cdylib", "rlib"], &["/t/libmemferry_coll.so"]),
+            artifact("memferry_preload", &["cdylib", "rlib"], &["/t/libmemferry_preload.so"]),
             "no json".into(),
         ];
         let found = Artifacts::among(&messages.join("\n")).unwrap();
@@ -97,6 +106,7 @@ mod tests {
             static_library: Some("/t/libadma.a".into()),
             provider: "/t/libmemferry_fi.so".into(),
             collectives: "/t/libmemferry_coll.so".into(),
+            preload: "/t/libmemferry_preload.so".into(),
         };
         assert_eq!(found, expected);
         let error = Artifacts::among(&messages[..3].join("\n")).unwrap_err().to_string();

@@ -1,5 +1,5 @@
 //! `cargo xtask install` builds Memferry for release and installs the program, libadma, the
-//! libfabric provider, the collectives for MPI and all their files below one prefix. `cargo xtask deb` packs the result of
+//! libfabric provider, the libraries to preload and all their files below one prefix. `cargo xtask deb` packs the result of
 //! the same steps.
 
 mod artifacts;
@@ -71,6 +71,8 @@ pub(crate) fn install(
     tree.copy(&artifacts.provider, "lib/memferry/libmemferry-fi.so", FileKind::SharedLibrary)?;
     let collectives = "lib/memferry/libmemferry-coll.so";
     tree.copy(&artifacts.collectives, collectives, FileKind::SharedLibrary)?;
+    let preload = "lib/memferry/libmemferry-preload.so";
+    tree.copy(&artifacts.preload, preload, FileKind::SharedLibrary)?;
     install_c_files(&mut tree, prefix)?;
     install_program_files(&mut tree, &artifacts.program, zsh)?;
     for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
@@ -173,7 +175,8 @@ mod tests {
             shared_library: library.clone(),
             static_library: None,
             provider: library.clone(),
-            collectives: library,
+            collectives: library.clone(),
+            preload: library,
         };
         let prefix = Path::new("/opt/x");
         let root = root_of(Some(folder.path()), prefix);
@@ -184,6 +187,7 @@ mod tests {
             "lib/libadma.so",
             "lib/memferry/libmemferry-fi.so",
             "lib/memferry/libmemferry-coll.so",
+            "lib/memferry/libmemferry-preload.so",
             "lib/cmake/Adma/AdmaConfig.cmake",
             "share/man/man1/memferry.1",
             "share/zsh/some/_memferry",

@@ -111,6 +111,14 @@ fn every_page_is_in_the_summary_of_the_book() {
 }
 
 #[test]
+fn the_front_page_stays_short() {
+    const MAX_LINES: usize = 180;
+    let readme = include_str!("../../../../README.md");
+    let lines = readme.lines().count();
+    assert!(lines <= MAX_LINES, "README.md has {lines} lines: move something to docs/");
+}
+
+#[test]
 fn every_name_of_the_code_in_a_document_occurs_in_the_code() {
     let repository = Repository::read();
     let words = names::words_of_the_code(&repository);
