@@ -5,15 +5,20 @@
 //! item is one submit: the channel's slots are claimed together and become visible together.
 
 use memferry_engine::completion::WorkSegment;
-use memferry_engine::{Descriptor, Opcode};
+use memferry_engine::{Descriptor, MemoryKind, Opcode};
 
 use crate::cookie::Cookie;
 use crate::error::{Error, ValidationError};
-use crate::ferry::Ferry;
+use crate::ferry::{Ferry, check_lengths};
 use crate::list::{List, MAX_CHUNK};
 use crate::request::{Options, Request, check_range, overlap};
 use crate::submit;
-use crate::transfer::Transfer;
+use crate::transfer::{
+    BufferPair, FailedTransfer, OwnedSource, OwnedTarget, OwnedTransfer, Transfer,
+};
+
+/// How many items of a batch the caller executes before it offers the others to a full channel again.
+const OWN_TURNS: u32 = 16;
 
 /// A copy or fill of a batch, over host memory.
 ///
@@ -115,6 +120,48 @@ impl BatchSummary {
 }
 
 impl Ferry {
+    /// Starts many copies between owned buffers as one transfer, which is complete when all of them
+    /// are, and returns the buffers then. There must be as many targets as sources, each of the
+    /// length of its source, in host memory.
+    ///
+    /// ```
+    /// use memferry::Ferry;
+    ///
+    /// let (sources, targets) = (vec![vec![1u8; 100], vec![2; 50]], vec![vec![0; 100], vec![0; 50]]);
+    /// let (sources, targets) = Ferry::new()?.icopy_many(sources, targets)?.wait()?;
+    /// assert_eq!(sources, targets);
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn icopy_many<S: OwnedSource, T: OwnedTarget>(
+        &self,
+        sources: Vec<S>,
+        targets: Vec<T>,
+    ) -> Result<OwnedTransfer<Vec<S>, Vec<T>>, FailedTransfer<Vec<S>, Vec<T>>> {
+        let counts = (sources.len(), targets.len());
+        OwnedTransfer::start_many(sources, targets, |pairs| {
+            if counts.0 != counts.1 {
+                return Err(ValidationError::CountMismatch {
+                    sources: counts.0,
+                    targets: counts.1,
+                }
+                .into());
+            }
+            let item = |(from, to): &BufferPair| {
+                let length = check_lengths(from.length, to.length)?;
+                match (from.memory, to.memory) {
+                    (MemoryKind::Host, MemoryKind::Host) => {
+                        Ok(BatchItem::copy(from.address, to.address, length))
+                    }
+                    _ => Err(ValidationError::NoEngine.into()),
+                }
+            };
+            let items = pairs.iter().map(item).collect::<Result<Vec<_>, Error>>()?;
+            // SAFETY: the transfer owns all buffers and returns them only after completion; no two
+            // of them share memory that is written.
+            unsafe { self.start_many_raw(&items, Options::new()) }
+        })
+    }
+
     /// Starts many copies and fills as one transfer, which is complete when all of them are. They
     /// are not ordered: none may read or write what another one writes. The list of items may be
     /// freed when this call returns.
@@ -196,19 +243,32 @@ impl Ferry {
                 (length > inline_bytes).then(|| descriptor.value(value).any_thread())
             })
             .collect();
-        let mut sequences = self.core.submit_small_many(&mut descriptors, summary.length);
-        let transfers = items.iter().zip(descriptors).map(|(item, left)| match left {
-            // SAFETY: the caller upholds the contract; the channel did not accept it.
-            None if item.0.length <= inline_bytes => unsafe {
-                submit::copy_inline(&item.request())
-            },
-            Some(descriptor) => {
-                descriptor.run();
-                Transfer::done(item.0.length)
+        let mut transfers = Vec::with_capacity(items.len());
+        while transfers.len() < items.len() {
+            let rest = &mut descriptors[transfers.len()..];
+            let mut sequences = self.core.submit_small_many(rest, summary.length);
+            // A full channel: the caller executes a few, then there may be space for the others.
+            let mut own_turns = OWN_TURNS;
+            for (item, left) in items[transfers.len()..].iter().zip(rest) {
+                let length = item.0.length;
+                transfers.push(match left.take() {
+                    // SAFETY: the caller upholds the contract; it was not submitted.
+                    None if length <= inline_bytes => unsafe {
+                        submit::copy_inline(&item.request())
+                    },
+                    None => sequences.next_transfer(length),
+                    Some(descriptor) if own_turns > 0 => {
+                        own_turns -= 1;
+                        submit::run_refused(descriptor)
+                    }
+                    Some(descriptor) => {
+                        *left = Some(descriptor);
+                        break;
+                    }
+                });
             }
-            None => sequences.next_transfer(item.0.length),
-        });
-        Ok(transfers.collect())
+        }
+        Ok(transfers)
     }
 
     /// [`Ferry::start_each_raw`] that returns cookies, for [`Ferry::check`] and [`Ferry::wait`].

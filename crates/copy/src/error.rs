@@ -46,6 +46,14 @@ pub enum ValidationError {
         /// The length of the target in bytes.
         target_bytes: u64,
     },
+    /// A batch has more sources than targets, or fewer.
+    #[error("the batch has {sources} sources and {targets} targets: pass as many of each")]
+    CountMismatch {
+        /// The number of sources.
+        sources: usize,
+        /// The number of targets.
+        targets: usize,
+    },
     /// A segment of a delivery overlaps the target.
     #[error("the piece at {address:#x} overlaps the target: copy it away first")]
     Overlap {

@@ -131,6 +131,21 @@ fn a_batch_that_is_alone_in_a_channel_takes_one_slot_of_it() {
 }
 
 #[test]
+fn a_batch_beyond_the_ring_is_offered_again_while_the_caller_executes_some() {
+    // The ring has space for 8.
+    let ferry = builder().channels(1).capacity(8).inline_bytes(0).build().unwrap();
+    let mut rows = Rows::new(vec![40_000; 400]);
+    let transfers = start_each(&ferry, &rows.items());
+    assert_eq!(transfers.len(), 400);
+    transfers.iter().for_each(|transfer| _ = transfer.wait().unwrap());
+    rows.check();
+    // Rows are executed either by the channel or by the caller, and each once.
+    let cpu = ferry.statistics().engine("cpu");
+    assert!(cpu.submitted >= 8 && cpu.submitted <= 400, "{cpu:?}");
+    assert_eq!(cpu.submitted, cpu.completed);
+}
+
+#[test]
 fn copies_and_fills_share_a_batch() {
     for ferry in ferries() {
         let (source, mut copied, mut filled) = (pattern(5000, 3), vec![0; 5000], vec![0; 9000]);

@@ -187,6 +187,25 @@ fn icopy(
     Transfer::start(py, &ferry, source, target)
 }
 
+/// Starts to copy each of `sources` to the target at the same place of `targets`, as one transfer.
+#[pyfunction]
+#[pyo3(signature = (targets, sources))]
+fn icopy_many(
+    py: Python<'_>,
+    targets: &Bound<'_, PyAny>,
+    sources: &Bound<'_, PyAny>,
+) -> PyResult<Transfer> {
+    release::drain(py);
+    let each = |objects: &Bound<'_, PyAny>, hold: fn(&Bound<'_, PyAny>) -> PyResult<Held>| {
+        objects.try_iter()?.map(|object| hold(&object?)).collect::<PyResult<Vec<_>>>()
+    };
+    let (sources, targets) = (each(sources, Held::source_of)?, each(targets, Held::target_of)?);
+    if sources.iter().chain(&targets).any(|held| held.kind() != MemoryKind::Host) {
+        return Err(PyValueError::new_err("icopy_many copies host memory: use icopy for a GPU's"));
+    }
+    Transfer::start_many(py, &ferry_for(py, None)?, sources, targets)
+}
+
 /// Sets every byte of `target` to `value`.
 #[pyfunction]
 #[pyo3(signature = (target, value=0))]
@@ -318,6 +337,7 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(copy, module)?)?;
     module.add_function(wrap_pyfunction!(copy_addresses, module)?)?;
     module.add_function(wrap_pyfunction!(icopy, module)?)?;
+    module.add_function(wrap_pyfunction!(icopy_many, module)?)?;
     module.add_function(wrap_pyfunction!(fill, module)?)?;
     module.add_function(wrap_pyfunction!(compare, module)?)?;
     module.add_function(wrap_pyfunction!(register, module)?)?;

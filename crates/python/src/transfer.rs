@@ -21,10 +21,20 @@ pub(crate) const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 pub(crate) struct Transfer {
     transfer: memferry::Transfer,
     /// The buffers, until somebody has seen the end of the copy.
-    buffers: Mutex<Option<OwnedTransfer<Held, Held>>>,
+    buffers: Mutex<Option<HeldBuffers>>,
+}
+
+/// The buffers of a copy in flight.
+enum HeldBuffers {
+    One(OwnedTransfer<Held, Held>),
+    Many(OwnedTransfer<Vec<Held>, Vec<Held>>),
 }
 
 impl Transfer {
+    fn new(transfer: memferry::Transfer, buffers: HeldBuffers) -> Self {
+        Self { transfer, buffers: Mutex::new(Some(buffers)) }
+    }
+
     /// Starts a copy. The buffers of one that cannot be started are given back.
     pub(crate) fn start(
         py: Python<'_>,
@@ -34,15 +44,29 @@ impl Transfer {
     ) -> PyResult<Self> {
         let started = py.detach(|| ferry.icopy(source, target).map_err(Box::new));
         let owned = started.map_err(|failed| copy_error(&failed.error))?;
-        Ok(Self { transfer: owned.transfer().clone(), buffers: Mutex::new(Some(owned)) })
+        Ok(Self::new(owned.transfer().clone(), HeldBuffers::One(owned)))
+    }
+
+    /// Starts many copies as one transfer. The buffers of one that cannot be started are given back.
+    pub(crate) fn start_many(
+        py: Python<'_>,
+        ferry: &Ferry,
+        sources: Vec<Held>,
+        targets: Vec<Held>,
+    ) -> PyResult<Self> {
+        let started = py.detach(|| ferry.icopy_many(sources, targets).map_err(Box::new));
+        let owned = started.map_err(|failed| copy_error(&failed.error))?;
+        Ok(Self::new(owned.transfer().clone(), HeldBuffers::Many(owned)))
     }
 
     /// Gives the buffers of a copy that is over back.
     fn give_back(&self) {
         let owned = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).take();
         // A wait returns the buffers in a forked child too, where a drop would keep them for ever.
-        if let Some(owned) = owned {
-            drop(owned.wait_timeout(Duration::ZERO));
+        match owned {
+            Some(HeldBuffers::One(owned)) => drop(owned.wait_timeout(Duration::ZERO)),
+            Some(HeldBuffers::Many(owned)) => drop(owned.wait_timeout(Duration::ZERO)),
+            None => {}
         }
     }
 

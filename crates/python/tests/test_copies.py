@@ -340,3 +340,26 @@ def test_without_a_gpu_the_error_says_what_is_missing():
         memferry.register(bytearray(4096)).close()
     except memferry.Error as error:
         assert "NVIDIA driver" in str(error) or "GPU" in str(error)
+
+
+def test_many_copies_are_one_transfer():
+    sources = [pattern(size, seed) for seed, size in enumerate([*SIZES, *[100] * 300])]
+    targets = [np.zeros_like(source) for source in sources]
+    transfer = memferry.icopy_many(iter(targets), sources)
+    transfer.wait()
+    assert transfer.done and transfer.nbytes == sum(len(source) for source in sources)
+    assert all((a == b).all() for a, b in zip(sources, targets))
+    memferry.icopy_many([], []).wait()
+
+
+def test_a_batch_that_is_not_one_copies_nothing_and_says_why():
+    first, second = bytearray(3), bytearray(2)
+    with pytest.raises(ValueError, match="2 sources and 1 targets"):
+        memferry.icopy_many([first], [b"abc", b"de"])
+    with pytest.raises(ValueError, match="equal length"):
+        memferry.icopy_many([first, second], [b"abc", b"d"])
+    with pytest.raises(TypeError):
+        memferry.icopy_many(3, [b"abc"])
+    assert first == bytes(3)
+    memferry.release_buffers()
+    first.extend(b"no view of it is left")

@@ -81,10 +81,6 @@ impl ActiveEngine {
         descriptors: &mut [Option<Descriptor>],
     ) -> SubmittedSequences {
         let waiter = self.waiters[index].clone();
-        stats::thread(|counters| {
-            let lengths = descriptors.iter().flatten().map(Descriptor::length);
-            lengths.for_each(|length| counters.count_copy(CopyPath::Single, length));
-        });
         let next = waiter.channel.submit(descriptors).map_or(0, |submitted| submitted.first);
         SubmittedSequences { waiter: Some(waiter), next }
     }
@@ -106,8 +102,21 @@ impl SubmittedSequences {
     /// Returns the transfer of the next accepted descriptor. Called once for each.
     pub(crate) fn next_transfer(&mut self, length: u64) -> Transfer {
         let waiter = self.waiter.clone().expect("a descriptor was accepted by a channel");
+        stats::thread(|counters| counters.count_copy(CopyPath::Single, length));
+        probes::submit(length, CopyPath::Single as u64);
         let sequence = self.next;
         self.next += 1;
         Transfer::sequenced(waiter, sequence, length, true)
     }
+}
+
+/// Executes a small descriptor that a full channel did not accept.
+pub(crate) fn run_refused(descriptor: Descriptor) -> Transfer {
+    let length = descriptor.length();
+    stats::thread(|counters| {
+        counters.count_copy(CopyPath::Inline, length);
+        counters.fall_back(Fallback::Full);
+    });
+    descriptor.run();
+    Transfer::done(length)
 }

@@ -26,7 +26,7 @@ use crate::poller::PollThread;
 use crate::request::{CacheHint, Options, Request};
 use crate::transfer::{Transfer, WaitConfig};
 
-pub(crate) use active_engine::{ActiveEngine, SubmittedSequences};
+pub(crate) use active_engine::{ActiveEngine, SubmittedSequences, run_refused};
 pub(crate) use delivery_rates::{DeliveryBy, DeliveryRates, MAX_CALLER_BYTES};
 pub(crate) use inline_limit::InlineLimit;
 use inline_limit::{ALWAYS_INLINE_BYTES, SmallCopy};
@@ -193,17 +193,23 @@ impl FerryCore {
     /// than [`FerryCore::small_bytes`].
     #[inline(always)]
     pub(crate) unsafe fn submit_small(&self, request: &Request<'_>) -> Transfer {
+        // SAFETY: the caller upholds the contract.
+        unsafe {
+            match self.policy.choose(&self.engines[0].channels, request.length) {
+                Choice::Channel { index, .. } => self.submit_small_to(index, request),
+                Choice::Caller => copy_inline(request),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`FerryCore::submit_small`].
+    #[inline(always)]
+    unsafe fn submit_small_to(&self, channel: usize, request: &Request<'_>) -> Transfer {
         let Request { operation, source, target, length, value, .. } = *request;
-        let only = &self.engines[0];
-        let choice = self.policy.choose(&only.channels, length);
         // SAFETY: the caller upholds the contract.
         let descriptor = unsafe { Descriptor::new(operation, source, target, length) }.value(value);
-        let Choice::Channel { index, .. } = choice else {
-            stats::thread(|counters| counters.count_copy(CopyPath::Inline, length));
-            descriptor.run();
-            return Transfer::done(length);
-        };
-        only.submit_sequence(index, descriptor.any_thread(), true)
+        self.engines[0].submit_sequence(channel, descriptor.any_thread(), true)
     }
 
     /// Executes or submits a request that is executed inline if its data is in the caches.
@@ -226,23 +232,26 @@ impl FerryCore {
                     self.inline_limit.record(length, start);
                     transfer
                 }
-                SmallCopy::Submit if self.is_awake_for(length) => self.submit_small(request),
-                SmallCopy::Submit => copy_inline(request),
+                SmallCopy::Submit => match self.awake_channel_for(length) {
+                    Some(channel) => self.submit_small_to(channel, request),
+                    None => copy_inline(request),
+                },
             }
         }
     }
 
-    /// Returns whether the channel of a small transfer is awake, or worth waking.
-    fn is_awake_for(&self, bytes: u64) -> bool {
+    /// Returns the channel of a small transfer, if it is awake or worth waking.
+    fn awake_channel_for(&self, bytes: u64) -> Option<usize> {
         if bytes > self.inline_limit.small_bytes {
-            return false;
+            return None;
         }
         let only = &self.engines[0];
         match self.policy.choose(&only.channels, bytes) {
             Choice::Channel { index, .. } => {
-                !only.channels[index].is_asleep() || self.worth_waking(bytes, false) > 0
+                let is_awake = !only.channels[index].is_asleep();
+                (is_awake || self.worth_waking(bytes, false) > 0).then_some(index)
             }
-            Choice::Caller => false,
+            Choice::Caller => None,
         }
     }
 

@@ -33,6 +33,7 @@ use memferry_sys::EventFd;
 use memferry_sys::stats;
 
 pub(crate) use channel_waiter::{ChannelWaiter, WaitConfig};
+pub(crate) use owned::BufferPair;
 pub use owned::{Buffer, FailedTransfer, OwnedSlice, OwnedSource, OwnedTarget, OwnedTransfer};
 pub use scoped::{ScopedTransfer, TransferScope};
 
@@ -64,7 +65,7 @@ impl std::fmt::Debug for Predecessor {
 mod sealed {
     pub trait Sealed {}
     impl Sealed for super::Transfer {}
-    impl<S: super::OwnedSource, T: super::OwnedTarget> Sealed for super::OwnedTransfer<S, T> {}
+    impl<S: Send, T: Send> Sealed for super::OwnedTransfer<S, T> {}
     impl<T: super::Pod> Sealed for super::ScopedTransfer<'_, T> {}
 }
 

@@ -6,6 +6,7 @@ use std::io;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::RangeBounds;
 use std::pin::Pin;
+use std::ptr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -259,6 +260,9 @@ pub(crate) struct BufferSpan<P> {
     pub(crate) memory: MemoryKind,
 }
 
+/// Source and target of a copy.
+pub(crate) type BufferPair = (BufferSpan<*const u8>, BufferSpan<*mut u8>);
+
 /// A failed request over owned buffers, with the buffers.
 ///
 /// ```
@@ -315,20 +319,20 @@ impl<S, T> std::error::Error for FailedTransfer<S, T> {
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
 #[must_use = "the buffers come back from `wait`"]
-pub struct OwnedTransfer<S: OwnedSource, T: OwnedTarget> {
+pub struct OwnedTransfer<S: Send + 'static, T: Send + 'static> {
     transfer: Transfer,
-    /// The address of the target's bytes.
+    /// The address of the target's bytes; null for a batch, which has many targets.
     target: *mut u8,
     buffers: Option<InFlightBuffers<S, T>>,
 }
 
 // SAFETY: the pointer is that of the target, which the handle owns and which may be sent to other
 // threads.
-unsafe impl<S: OwnedSource, T: OwnedTarget> Send for OwnedTransfer<S, T> {}
+unsafe impl<S: Send, T: Send> Send for OwnedTransfer<S, T> {}
 // SAFETY: a shared handle gives read access only to ready elements of the target, which are plain.
-unsafe impl<S: OwnedSource + Sync, T: OwnedTarget + Sync> Sync for OwnedTransfer<S, T> {}
+unsafe impl<S: Send + Sync, T: Send + Sync> Sync for OwnedTransfer<S, T> {}
 
-impl<S: OwnedSource, T: OwnedTarget> fmt::Debug for OwnedTransfer<S, T> {
+impl<S: Send, T: Send> fmt::Debug for OwnedTransfer<S, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OwnedTransfer").field("transfer", &self.transfer).finish_non_exhaustive()
     }
@@ -358,7 +362,37 @@ impl<S: OwnedSource, T: OwnedTarget> OwnedTransfer<S, T> {
             }
         }
     }
+}
 
+impl<S: OwnedSource, T: OwnedTarget> OwnedTransfer<Vec<S>, Vec<T>> {
+    /// Takes the buffers of a batch, then calls `start` with the addresses, lengths and kinds of
+    /// memory of each pair to start the transfer.
+    pub(crate) fn start_many(
+        sources: Vec<S>,
+        targets: Vec<T>,
+        start: impl FnOnce(Vec<BufferPair>) -> Result<Transfer, Error>,
+    ) -> Result<Self, FailedTransfer<Vec<S>, Vec<T>>> {
+        let mut held = InFlightBuffers(MaybeUninit::new((sources, targets)));
+        // SAFETY: the buffers are initialised in the line above. The addresses are taken at the
+        // final location of the buffers, on the heap, as in `start`.
+        let (sources, targets) = unsafe { held.0.assume_init_mut() };
+        let pairs = sources.iter().zip(targets).map(|(source, target)| {
+            let (memory, (address, length)) = (source.source_memory(), source.source());
+            let from = BufferSpan { address, length, memory };
+            let (memory, (address, length)) = (target.target_memory(), target.target());
+            (from, BufferSpan { address, length, memory })
+        });
+        match start(pairs.collect()) {
+            Ok(transfer) => Ok(Self { transfer, target: ptr::null_mut(), buffers: Some(held) }),
+            Err(error) => {
+                let (source, target) = held.into_inner();
+                Err(FailedTransfer { error, source, target })
+            }
+        }
+    }
+}
+
+impl<S: Send, T: Send> OwnedTransfer<S, T> {
     /// Returns the transfer without the buffers, to order other transfers after it or to keep a
     /// clone.
     pub fn transfer(&self) -> &Transfer {
@@ -421,7 +455,7 @@ impl<S: OwnedSource, T: OwnedSlice> OwnedTransfer<S, T> {
     /// Returns the ready elements from the start, for use while the rest is in flight.
     ///
     /// # Panics
-    /// If the buffers were returned already, by awaiting a borrow of the handle.
+    /// If the buffers were returned already, by awaiting a borrow of the handle; and for a batch.
     pub fn ready(&self) -> &[T::Element] {
         // SAFETY: the handle owns the target, and the slice lives no longer than the borrow of the
         // handle.
@@ -440,17 +474,18 @@ impl<S: OwnedSource, T: OwnedSlice> OwnedTransfer<S, T> {
     /// Returns the address of the target's elements while the handle owns them.
     fn elements(&self) -> *const T::Element {
         assert!(self.buffers.is_some(), "the buffers were handed back");
+        assert!(!self.target.is_null(), "a batch has many targets");
         self.target.cast_const().cast()
     }
 }
 
-impl<S: OwnedSource, T: OwnedTarget> Dependency for OwnedTransfer<S, T> {
+impl<S: Send, T: Send> Dependency for OwnedTransfer<S, T> {
     fn predecessor(&self) -> Predecessor {
         self.transfer.predecessor()
     }
 }
 
-impl<S: OwnedSource, T: OwnedTarget> Drop for OwnedTransfer<S, T> {
+impl<S: Send + 'static, T: Send + 'static> Drop for OwnedTransfer<S, T> {
     fn drop(&mut self) {
         if let Some(held) = self.buffers.take() {
             // If the transfer is complete, `keep_alive` returns the buffers and they are dropped
@@ -460,7 +495,7 @@ impl<S: OwnedSource, T: OwnedTarget> Drop for OwnedTransfer<S, T> {
     }
 }
 
-impl<S: OwnedSource + Unpin, T: OwnedTarget + Unpin> Future for OwnedTransfer<S, T> {
+impl<S: Send + Unpin, T: Send + Unpin> Future for OwnedTransfer<S, T> {
     type Output = Result<(S, T), FailedTransfer<S, T>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -34,6 +34,12 @@ def copy_addresses(
 ) -> None: ...
 def icopy(target: Memory, source: Memory) -> Transfer:
     """Starts a copy of the bytes of ``source`` to ``target``."""
+
+def icopy_many(targets: Iterable[Memory], sources: Iterable[Memory]) -> Transfer:
+    """Starts to copy each of ``sources`` to the target at the same place of ``targets``, as one transfer.
+
+    None of the copies may read or write what another one writes.
+    """
 
 def fill(target: Memory, value: int = 0) -> None:
     """Sets every byte of ``target`` to ``value``."""
