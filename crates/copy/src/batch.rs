@@ -72,6 +72,9 @@ impl BatchItem {
     }
 }
 
+/// A batch that owns its buffers.
+type OwnedBatch<S, T> = OwnedTransfer<Vec<S>, Vec<T>>;
+
 /// What a list of items consists of.
 #[derive(Default)]
 struct BatchSummary {
@@ -136,7 +139,7 @@ impl Ferry {
         &self,
         sources: Vec<S>,
         targets: Vec<T>,
-    ) -> Result<OwnedTransfer<Vec<S>, Vec<T>>, FailedTransfer<Vec<S>, Vec<T>>> {
+    ) -> Result<OwnedBatch<S, T>, FailedTransfer<Vec<S>, Vec<T>>> {
         let counts = (sources.len(), targets.len());
         OwnedTransfer::start_many(sources, targets, |pairs| {
             if counts.0 != counts.1 {

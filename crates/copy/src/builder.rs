@@ -240,6 +240,7 @@ impl FerryBuilder {
         }
         let inline_limit = InlineLimit::new(profile.handover_ns, profile.inline_bytes as u64);
         let delivery_rates = DeliveryRates::new(profile.handover_ns);
+        let policy = Policy::new(policy, &profile);
         let facts = CopyPlanContext {
             profile,
             engines: engines.iter().map(engine_summary).collect(),
@@ -249,7 +250,7 @@ impl FerryBuilder {
             _poll_thread: PollThread::start(driven, bell)?,
             engines,
             plan_context: facts,
-            policy: Policy::new(policy),
+            policy,
             cookies: CookieTable::new(next_ferry()?),
             unwoken_bytes: AtomicU64::new(0),
             wait_config: waiting,

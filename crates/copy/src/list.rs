@@ -22,7 +22,7 @@ use memferry_engine::{Descriptor, Kernel, Opcode};
 use memferry_memory::pin_cache::Lease;
 use memferry_memory::pinning::Access;
 
-use crate::plan::{CopyPlan, CopyStrategy};
+use crate::plan::{CopyPlan, CopyStrategy, STREAM_SEGMENT_BYTES};
 use crate::policy::Choice;
 use crate::request::{Options, RequestExtras};
 use crate::submit::{ActiveEngine, FerryCore};
@@ -31,9 +31,6 @@ use memferry_sys::stats;
 
 /// Maximum size in bytes of a chunk, and so of a list with a segment that must not be cut.
 pub(crate) const MAX_CHUNK: u64 = 1 << 30;
-/// Minimum average size in bytes of segments that bypass the caches: the heads and tails of shorter
-/// ones cost more than that saves.
-const STREAM_SEGMENT_BYTES: u64 = 16 << 10;
 
 /// Many segments before they are submitted.
 pub(crate) struct List<'a, I> {

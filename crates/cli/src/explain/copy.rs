@@ -25,6 +25,8 @@ struct Explanation {
     /// All engines, for the blocking copy.
     engines: Vec<EngineVerdict>,
     measured: Vec<MeasuredValue>,
+    /// The limits that are the same on every machine.
+    fixed: Vec<MeasuredValue>,
     /// The GPU, if one was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     gpu: Option<GpuExplanation>,
@@ -104,6 +106,7 @@ fn explain(
         blocking: choose(true)?,
         asynchronous: choose(false)?,
         measured: measured(&facts.profile),
+        fixed: fixed(),
         gpu,
     })
 }
@@ -235,7 +238,24 @@ fn measured(profile: &CpuProfile) -> Vec<MeasuredValue> {
             "several parties stream from here on",
         ),
         bytes("chunk_bytes", profile.chunk_bytes, "the largest chunk"),
+        number("wake_ns", profile.wake_ns, "ns", "waking a channel that sleeps, for the caller"),
+        bytes(
+            "backlog",
+            plan::max_backlog_bytes(profile) as usize,
+            "of a channel, from which the next copies go to another",
+        ),
     ]
+}
+
+/// The limits that are the same on every machine.
+fn fixed() -> Vec<MeasuredValue> {
+    let line = |(name, bytes, meaning)| MeasuredValue {
+        name,
+        value: bytes as f64,
+        text: size::format(bytes),
+        meaning,
+    };
+    plan::FIXED_LIMITS.map(line).into()
 }
 
 fn render(explanation: &Explanation, origin: &str, paint: Paint) -> String {
@@ -271,6 +291,8 @@ fn render(explanation: &Explanation, origin: &str, paint: Paint) -> String {
     text += &lines(&explanation.measured, 21);
     text +=
         "    Each *_bytes value can be set by the builder or as MEMFERRY_INLINE_BYTES and so on.\n";
+    text += &format!("\n  {}\n", paint.bold("the same on every machine"));
+    text += &lines(&explanation.fixed, 21);
     if let Some(gpu) = &explanation.gpu {
         text += &format!("\n  {} (measured just now)\n", paint.bold(&gpu.title()));
         text += &lines(&gpu.measured, 22);

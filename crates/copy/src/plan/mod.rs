@@ -3,6 +3,7 @@
 //! The same query always gets the same plan. The planner measures nothing and has no side effects,
 //! so `memferry explain` can print a plan without executing it.
 
+mod limits;
 mod reason;
 mod registration;
 
@@ -10,19 +11,20 @@ use memferry_engine::contract::{CopyDirection, RegistrationCosts, RegistrationMo
 use memferry_engine::cpu::CpuProfile;
 use memferry_engine::{Capabilities, CostLine, Engine, Kernel, MemoryKind, Opcode};
 
+pub(crate) use limits::{
+    ALWAYS_INLINE_BYTES, MAX_CALLER_BYTES, SINGLE_DESCRIPTOR_BYTES, STREAM_SEGMENT_BYTES,
+    worth_waking_at,
+};
+use limits::{COLD_STREAM_BYTES, MIN_CHUNK};
+pub use limits::{FIXED_LIMITS, FixedLimit, max_backlog_bytes, worth_waking};
 pub use reason::CopyReason;
 
 use crate::request::CacheHint;
 use memferry_sys::stats::kinds::CopyPath;
 
-/// Maximum size in bytes of an asynchronous transfer that is one descriptor. Larger transfers are
-/// split into chunks, which costs an allocation and one more cache line, but lets a waiting caller
-/// claim some of them. Of smaller ones, a waiting caller executes those that are queued.
-pub(crate) const SINGLE_DESCRIPTOR_BYTES: u64 = 64 << 10;
 /// Minimum size in bytes of transfers whose memory engines record for reuse: unmapping monitored
 /// memory costs time.
 pub const MIN_TRACKED_BYTES: u64 = 1 << 20;
-const MIN_CHUNK: u64 = 32 << 10;
 const CHUNKS_PER_PARTY: u64 = 4;
 /// Maximum size in bytes of a chunk that a device copies by one descriptor: a device takes tens of
 /// microseconds for it, and then progress is visible.
@@ -435,24 +437,8 @@ fn plan_for_engine(facts: &CopyPlanContext, question: &CopyQuery, engine: usize)
     )
 }
 
-/// Returns the number of sleeping channels that are worth waking for `bytes` bytes. The caller's
-/// time for waking them must be at most 1/8 of the copy's time, or 1/32 if the caller does not
-/// wait.
-pub fn worth_waking(profile: &CpuProfile, bytes: u64, blocking: bool) -> usize {
-    let small_beside = if blocking { 8.0 } else { 32.0 };
-    let alone = if bytes < profile.stream_bytes as u64 {
-        profile.cached_gb_per_s
-    } else {
-        profile.stream_gb_per_s
-    };
-    (bytes as f64 / alone / (small_beside * profile.wake_ns)) as usize
-}
-
 /// Chooses the kernel: through the caches, or with non-temporal stores.
 fn kernel(profile: &CpuProfile, question: &CopyQuery, parties: u64) -> Kernel {
-    /// Minimum size in bytes at which cold data bypasses the caches: a smaller copy evicts little
-    /// from them.
-    const COLD_STREAM_BYTES: u64 = 256 << 10;
     let measured = if parties > 1 { profile.shared_stream_bytes } else { profile.stream_bytes };
     let from = match question.cache_hint {
         _ if question.no_caller_assist => COLD_STREAM_BYTES.min(measured as u64),

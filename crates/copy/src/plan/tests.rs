@@ -108,6 +108,16 @@ fn only_large_copies_wake_sleeping_channels() {
 }
 
 #[test]
+fn a_backlog_is_what_is_copied_while_another_channel_wakes() {
+    let backlog = |wake_ns, stream_gb_per_s| {
+        max_backlog_bytes(&CpuProfile { wake_ns, stream_gb_per_s, ..context().profile })
+    };
+    assert_eq!(backlog(10_000.0, 10.0), 100_000);
+    assert_eq!(backlog(100.0, 10.0), 64 << 10, "one descriptor is always allowed");
+    assert_eq!(backlog(1e9, 10.0), 512 << 10);
+}
+
+#[test]
 fn overlapping_copies_are_not_cut() {
     let question = CopyQuery { operation: Opcode::Move, ..CopyQuery::copy(64 << 20, false) };
     assert_eq!(planned(question).strategy, CopyStrategy::SingleDescriptor { engine: 0 });

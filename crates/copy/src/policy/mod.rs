@@ -12,7 +12,9 @@ mod sticky;
 use std::sync::Arc;
 
 use memferry_engine::Channel;
+use memferry_engine::cpu::CpuProfile;
 
+use crate::plan;
 use adaptive::Adaptive;
 use dedicated::Dedicated;
 use round_robin::RoundRobin;
@@ -87,12 +89,12 @@ pub(crate) enum Policy {
 }
 
 impl Policy {
-    pub(crate) fn new(kind: PolicyKind) -> Self {
+    pub(crate) fn new(kind: PolicyKind, profile: &CpuProfile) -> Self {
         match kind {
             PolicyKind::RoundRobin => Self::RoundRobin(RoundRobin::default()),
             PolicyKind::Dedicated => Self::Dedicated(Dedicated),
             PolicyKind::Adaptive => Self::Adaptive(Adaptive),
-            PolicyKind::Sticky => Self::Sticky(Sticky::default()),
+            PolicyKind::Sticky => Self::Sticky(Sticky::new(plan::max_backlog_bytes(profile))),
         }
     }
 
@@ -112,7 +114,7 @@ impl Policy {
             Self::RoundRobin(policy) => policy.choose(channels),
             Self::Dedicated(policy) => policy.choose(channels, bytes),
             Self::Adaptive(policy) => policy.choose(channels),
-            Self::Sticky(policy) => policy.choose(channels),
+            Self::Sticky(policy) => policy.choose(channels, bytes),
         }
     }
 }

@@ -93,9 +93,21 @@ impl FerryCore {
     /// Returns how many sleeping channels to wake. The bytes of copies that are too small for a
     /// wakeup add up, so that a program that makes many small copies gets its channels after a few
     /// of them.
-    pub(super) fn worth_waking(&self, bytes: u64, blocking: bool) -> usize {
+    fn worth_waking(&self, bytes: u64, blocking: bool) -> usize {
+        let profile = &self.plan_context.profile;
+        self.pay_for_waking(bytes, |owed| plan::worth_waking(profile, owed, blocking))
+    }
+
+    /// Whether to wake a channel for a small copy that the caller would otherwise execute: of such
+    /// copies, the speed is measured.
+    pub(super) fn is_worth_waking_for_small(&self, bytes: u64) -> bool {
+        let (profile, speed) = (&self.plan_context.profile, self.inline_limit.gb_per_s());
+        self.pay_for_waking(bytes, |owed| plan::worth_waking_at(speed, profile, owed, false)) > 0
+    }
+
+    fn pay_for_waking(&self, bytes: u64, worth: impl FnOnce(u64) -> usize) -> usize {
         let owed = self.unwoken_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let worth = plan::worth_waking(&self.plan_context.profile, owed, blocking);
+        let worth = worth(owed);
         if worth > 0 {
             self.unwoken_bytes.store(0, Ordering::Relaxed);
         }

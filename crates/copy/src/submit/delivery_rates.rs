@@ -9,9 +9,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Deliveries above this size in bytes are never copied by a caller that does not wait: it would be
-/// kept from computing for too long.
-pub(crate) const MAX_CALLER_BYTES: u64 = 512 << 10;
+use crate::plan::MAX_CALLER_BYTES;
 
 /// The measured time of deliveries by callers, for each power of two of their size.
 #[derive(Debug)]

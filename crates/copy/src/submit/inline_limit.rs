@@ -11,8 +11,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Every copy up to this size in bytes is executed inline, and not measured.
-pub(crate) const ALWAYS_INLINE_BYTES: u64 = 1 << 10;
+use crate::plan::ALWAYS_INLINE_BYTES;
 
 /// How a small copy is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +46,11 @@ thread_local! {
 impl InlineLimit {
     pub(crate) fn new(submit_ns: f64, max_bytes: u64) -> Self {
         Self { submit_ns, max_bytes, bytes: AtomicU64::new(max_bytes), small_bytes: 0 }
+    }
+
+    /// The speed of small copies by callers, as far as it is known.
+    pub(crate) fn gb_per_s(&self) -> f64 {
+        self.bytes.load(Ordering::Relaxed) as f64 / self.submit_ns
     }
 
     /// Decides about a copy that is larger than [`ALWAYS_INLINE_BYTES`] and not larger than the

@@ -27,9 +27,9 @@ use crate::request::{CacheHint, Options, Request};
 use crate::transfer::{Transfer, WaitConfig};
 
 pub(crate) use active_engine::{ActiveEngine, SubmittedSequences, run_refused};
-pub(crate) use delivery_rates::{DeliveryBy, DeliveryRates, MAX_CALLER_BYTES};
+pub(crate) use delivery_rates::{DeliveryBy, DeliveryRates};
 pub(crate) use inline_limit::InlineLimit;
-use inline_limit::{ALWAYS_INLINE_BYTES, SmallCopy};
+use inline_limit::SmallCopy;
 
 /// The state that all clones of a ferry share.
 #[derive(Debug)]
@@ -221,7 +221,7 @@ impl FerryCore {
         let length = request.length;
         // SAFETY: the caller upholds the contract.
         unsafe {
-            if length <= ALWAYS_INLINE_BYTES {
+            if length <= plan::ALWAYS_INLINE_BYTES {
                 return copy_inline(request);
             }
             match self.inline_limit.decide(length) {
@@ -249,7 +249,7 @@ impl FerryCore {
         match self.policy.choose(&only.channels, bytes) {
             Choice::Channel { index, .. } => {
                 let is_awake = !only.channels[index].is_asleep();
-                (is_awake || self.worth_waking(bytes, false) > 0).then_some(index)
+                (is_awake || self.is_worth_waking_for_small(bytes)).then_some(index)
             }
             Choice::Caller => None,
         }
@@ -289,7 +289,7 @@ impl FerryCore {
                     && !blocking
                     && !request.options.no_caller_assist
                     && !request.options.has_predecessors()
-                    && request.length <= MAX_CALLER_BYTES =>
+                    && request.length <= plan::MAX_CALLER_BYTES =>
             {
                 self.delivery_rates.decide(request.length)
             }

@@ -131,6 +131,9 @@ impl CpuWorker {
     fn spin_for_work(&self, spin: Duration) -> bool {
         const POLLS_PER_CLOCK: u32 = 64;
         let ring = &self.shared.ring;
+        // Only this thread publishes here, so it does not fetch the line back.
+        let mut published = ring.completed();
+        ring.demote_progress();
         let start = Instant::now();
         let mut is_notified = false;
         loop {
@@ -138,7 +141,9 @@ impl CpuWorker {
                 if ring.has_unclaimed() {
                     return true;
                 }
-                if ring.has_unpublished() && self.shared.publish_helped() {
+                if ring.has_claimed_behind(published) && self.shared.publish_helped() {
+                    published = ring.completed();
+                    ring.demote_progress();
                     is_notified = false;
                 }
                 spin_hint();
@@ -146,7 +151,7 @@ impl CpuWorker {
             // Only after the first polls: while work arrives at once, waiters are notified without
             // a fence. Once more after each sequence that is published here.
             if !is_notified {
-                self.shared.notify_waiters(ring.completed());
+                self.shared.notify_waiters(published);
                 is_notified = true;
             }
             if start.elapsed() >= spin || ring.is_closed() {

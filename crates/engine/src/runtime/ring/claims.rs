@@ -126,10 +126,11 @@ impl<T> SubmissionRing<T> {
                 && self.finished_mark(sequence).sequence.load(Ordering::Acquire) == sequence
     }
 
-    /// Whether values are claimed that are not published.
+    /// Whether values behind `published` are claimed. For the worker, which knows what is published
+    /// without a look at the line that the submitters read.
     #[inline]
-    pub fn has_unpublished(&self) -> bool {
-        self.claimed.load(Ordering::Relaxed) > self.consumer.completed.load(Ordering::Relaxed)
+    pub fn has_claimed_behind(&self, published: Sequence) -> bool {
+        self.claimed.load(Ordering::Relaxed) > published
     }
 
     /// Whether [`SubmissionRing::publish_finished`] would publish a value.

@@ -1,0 +1,69 @@
+//! Limits that the planner and the policies go by: those that are the same on every machine, and
+//! those that follow from the measured profile.
+
+use memferry_engine::cpu::CpuProfile;
+
+/// Maximum size in bytes of an asynchronous transfer that is one descriptor. Larger transfers are
+/// split into chunks, which costs an allocation and one more cache line, but lets a waiting caller
+/// claim some of them. Of smaller ones, a waiting caller executes those that are queued.
+pub(crate) const SINGLE_DESCRIPTOR_BYTES: u64 = 64 << 10;
+/// Minimum size in bytes of a chunk.
+pub(super) const MIN_CHUNK: u64 = 32 << 10;
+/// Minimum size in bytes at which cold data bypasses the caches: a smaller copy evicts little from
+/// them.
+pub(super) const COLD_STREAM_BYTES: u64 = 256 << 10;
+/// Every asynchronous copy up to this size in bytes is executed inline, and not measured.
+pub(crate) const ALWAYS_INLINE_BYTES: u64 = 1 << 10;
+/// Deliveries above this size in bytes are never copied by a caller that does not wait: it would be
+/// kept from computing for too long.
+pub(crate) const MAX_CALLER_BYTES: u64 = 512 << 10;
+/// Minimum average size in bytes of segments that bypass the caches: the heads and tails of shorter
+/// ones cost more than that saves.
+pub(crate) const STREAM_SEGMENT_BYTES: u64 = 16 << 10;
+
+/// A limit that is the same on every machine: its name, its size in bytes, and what it decides.
+pub type FixedLimit = (&'static str, u64, &'static str);
+
+/// The limits that are the same on every machine, for `memferry explain`.
+pub const FIXED_LIMITS: [FixedLimit; 6] = [
+    ("always_inline", ALWAYS_INLINE_BYTES, "asynchronous copies up to this are never submitted"),
+    ("one_descriptor", SINGLE_DESCRIPTOR_BYTES, "asynchronous copies above this have chunks"),
+    ("min_chunk", MIN_CHUNK, "the smallest chunk"),
+    ("cold_stream", COLD_STREAM_BYTES, "data that is said to be cold streams from here on"),
+    ("stream_segment", STREAM_SEGMENT_BYTES, "lists of shorter segments on average never stream"),
+    (
+        "caller_delivery",
+        MAX_CALLER_BYTES,
+        "deliveries above this are never copied by a busy caller",
+    ),
+];
+
+/// Returns the backlog of a channel in bytes from which the next transfers go to another channel: what
+/// a core copies in the time of waking another one.
+pub fn max_backlog_bytes(profile: &CpuProfile) -> u64 {
+    let copied = profile.wake_ns * profile.stream_gb_per_s;
+    (copied as u64).clamp(SINGLE_DESCRIPTOR_BYTES, 8 * SINGLE_DESCRIPTOR_BYTES)
+}
+
+/// Returns the number of sleeping channels that are worth waking for `bytes` bytes. The caller's
+/// time for waking them must be at most 1/8 of the copy's time, or 1/32 if the caller does not
+/// wait.
+pub fn worth_waking(profile: &CpuProfile, bytes: u64, blocking: bool) -> usize {
+    let alone = if bytes < profile.stream_bytes as u64 {
+        profile.cached_gb_per_s
+    } else {
+        profile.stream_gb_per_s
+    };
+    worth_waking_at(alone, profile, bytes, blocking)
+}
+
+/// [`worth_waking`] for copies whose speed is known.
+pub(crate) fn worth_waking_at(
+    gb_per_s: f64,
+    profile: &CpuProfile,
+    bytes: u64,
+    blocking: bool,
+) -> usize {
+    let small_beside = if blocking { 8.0 } else { 32.0 };
+    (bytes as f64 / gb_per_s / (small_beside * profile.wake_ns)) as usize
+}
