@@ -27,6 +27,12 @@ const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a drop waits: the memory can then wait for the peer in quarantine.
 const DROP_TIMEOUT: Duration = Duration::from_millis(10);
 
+/// Yields of a thread that waits for the end of an access, before it sleeps: the peer may be stopped.
+const CLOSE_YIELDS: u32 = 100;
+
+/// Interval between two looks at an access that does not end soon.
+const CLOSE_INTERVAL: Duration = Duration::from_micros(200);
+
 /// The record of an exposed window in the port, for peers that connect later.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ExposedRange {
@@ -381,13 +387,18 @@ impl<B: Send + 'static> Window<B> {
         }
         self.table.close(self.id);
         let started = Instant::now();
+        let mut looks = 0u32;
         loop {
             let accessor = self.port.lock().active_accessor(self.id);
             let Some(accessor) = accessor else { break };
             if started.elapsed() > timeout {
                 return Err(accessor);
             }
-            std::thread::yield_now();
+            looks += 1;
+            match looks {
+                0..=CLOSE_YIELDS => std::thread::yield_now(),
+                _ => std::thread::sleep(CLOSE_INTERVAL),
+            }
         }
         self.port.lock().windows.exposed_ranges.retain(|exposure| exposure.id != self.id);
         self.table.release(self.id);
