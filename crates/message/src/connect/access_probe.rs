@@ -125,7 +125,8 @@ const PROBE_WAIT: Duration = Duration::from_millis(10);
 /// Timeout of a probe. The words of a correct process are resident.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// No probe of a process is started while this many of its probes have taken longer than
-/// [`SLOW_PROBE`], or any longer than [`PROBE_TIMEOUT`].
+/// [`SLOW_PROBE`], or any longer than [`PROBE_TIMEOUT`]. The time counts from when the thread of the
+/// probe runs: on a busy machine, the threads of many correct probes wait for a core.
 const MAX_SLOW_PROBES: usize = 8;
 const SLOW_PROBE: Duration = Duration::from_millis(200);
 
@@ -147,6 +148,8 @@ struct ProbeShared {
 #[derive(Debug, Default)]
 struct ProbeOutcome {
     access: Option<PeerAccess>,
+    /// When the thread of the probe began to run.
+    running_since: Option<Instant>,
     /// Signalled when the probe is complete.
     event: Option<Arc<EventFd>>,
 }
@@ -159,9 +162,8 @@ pub(crate) struct ProbeStuck;
 /// A probe that is not complete.
 #[derive(Debug)]
 struct PendingProbe {
-    /// The probed process, and the start time.
+    /// The probed process.
     pid: u32,
-    started: Instant,
     shared: Arc<ProbeShared>,
     /// The process that probes: a forked child has no such thread.
     owner: OwnerProcess,
@@ -186,7 +188,10 @@ impl AccessProbe {
         }
         let timeout = probe_wait(peer.pid)?;
         let thread_shared = shared.clone();
-        let run = move || thread_shared.complete(PeerAccess::probe(peer, probe));
+        let run = move || {
+            lock(&thread_shared.outcome).running_since = Some(Instant::now());
+            thread_shared.complete(PeerAccess::probe(peer, probe));
+        };
         match memferry_sys::thread::spawn("memferry-trial", run) {
             Ok(_) => {
                 let outcome = lock(&shared.outcome);
@@ -196,7 +201,7 @@ impl AccessProbe {
                 if outcome.access.is_none() {
                     drop(outcome);
                     let owner = OwnerProcess::current();
-                    let pending = PendingProbe { pid: peer.pid, started, shared, owner };
+                    let pending = PendingProbe { pid: peer.pid, shared, owner };
                     if let Some(mut all) = quarantine::lock(&PENDING_PROBES) {
                         all.push(pending);
                     }
@@ -214,9 +219,10 @@ impl AccessProbe {
 
     /// The result, if the probe is complete.
     pub(crate) fn poll(&self) -> Option<Result<PeerAccess, ProbeStuck>> {
-        match lock(&self.shared.outcome).access {
+        let outcome = lock(&self.shared.outcome);
+        match outcome.access {
             Some(access) => Some(Ok(access)),
-            None => (self.started.elapsed() > PROBE_TIMEOUT).then_some(Err(ProbeStuck)),
+            None => (outcome.running_for() > PROBE_TIMEOUT).then_some(Err(ProbeStuck)),
         }
     }
 
@@ -243,6 +249,13 @@ impl Drop for AccessProbe {
     }
 }
 
+impl ProbeOutcome {
+    /// How long the thread of the probe has run.
+    fn running_for(&self) -> Duration {
+        self.running_since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+}
+
 impl ProbeShared {
     fn complete(&self, access: PeerAccess) {
         let mut outcome = lock(&self.outcome);
@@ -263,7 +276,8 @@ fn probe_wait(pid: u32) -> Result<Duration, ProbeStuck> {
         pending.owner.is_current() && lock(&pending.shared.outcome).access.is_none()
     });
     let of_process = all.iter().filter(|pending| pending.pid == pid);
-    let ages: Vec<Duration> = of_process.map(|pending| pending.started.elapsed()).collect();
+    let age = |pending: &PendingProbe| lock(&pending.shared.outcome).running_for();
+    let ages: Vec<Duration> = of_process.map(age).collect();
     let slow = ages.iter().filter(|age| **age > SLOW_PROBE).count();
     if slow >= MAX_SLOW_PROBES || ages.iter().any(|age| *age > PROBE_TIMEOUT) {
         return Err(ProbeStuck);
@@ -296,5 +310,28 @@ mod tests {
         let off =
             AccessProbe::start(own, (address, nonce), false).unwrap().poll().unwrap().unwrap();
         assert_eq!(off.denied, Some(CrossMemoryDenied::Disabled));
+    }
+
+    /// Adds a probe of a process that does not exist, whose thread began to run some time ago.
+    fn add_pending(pid: u32, running_for: Option<Duration>) {
+        let running_since = running_for.map(|age| Instant::now().checked_sub(age).unwrap());
+        let outcome = ProbeOutcome { running_since, ..ProbeOutcome::default() };
+        let shared = ProbeShared { outcome: Mutex::new(outcome), done: Condvar::new() };
+        let owner = OwnerProcess::current();
+        let pending = PendingProbe { pid, shared: Arc::new(shared), owner };
+        PENDING_PROBES.lock().unwrap().push(pending);
+    }
+
+    #[test]
+    fn probes_whose_threads_have_not_run_yet_are_not_slow() {
+        let (crowded, stuck, slow) = (u32::MAX, u32::MAX - 1, u32::MAX - 2);
+        (0..100).for_each(|_| add_pending(crowded, None));
+        assert_eq!(probe_wait(crowded), Ok(Duration::ZERO));
+        add_pending(stuck, Some(2 * PROBE_TIMEOUT));
+        assert_eq!(probe_wait(stuck), Err(ProbeStuck));
+        (1..MAX_SLOW_PROBES).for_each(|_| add_pending(slow, Some(2 * SLOW_PROBE)));
+        assert_eq!(probe_wait(slow), Ok(Duration::ZERO));
+        add_pending(slow, Some(2 * SLOW_PROBE));
+        assert_eq!(probe_wait(slow), Err(ProbeStuck));
     }
 }
