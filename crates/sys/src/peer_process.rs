@@ -134,14 +134,14 @@ pub fn has_exited(process: BorrowedFd<'_>) -> bool {
     call(Call::Poll, || poll(&mut descriptors, Some(&now))).is_ok_and(|ended| ended > 0)
 }
 
-/// Waits until the process exits, for at most `timeout`.
-pub fn wait_for_exit(process: BorrowedFd<'_>, timeout: std::time::Duration) {
+/// Waits until the process exits, for at most `timeout`. Returns whether it has exited.
+pub fn wait_for_exit(process: BorrowedFd<'_>, timeout: std::time::Duration) -> bool {
     let mut descriptors = [PollFd::from_borrowed_fd(process, PollFlags::IN)];
     let timeout = Timespec {
         tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: timeout.subsec_nanos().into(),
     };
-    let _ = call(Call::Poll, || poll(&mut descriptors, Some(&timeout)));
+    call(Call::Poll, || poll(&mut descriptors, Some(&timeout))).is_ok_and(|ready| ready > 0)
 }
 
 #[cfg(all(test, not(loom)))]

@@ -270,18 +270,21 @@ fn socket_file(path: &Path) -> Option<(FileId, u32)> {
 }
 
 /// Removes a socket file without a listener if user `owner` created it. The check of the owner
-/// matters because the path comes from the peer, which may send any path.
-pub fn remove_stale(path: &Path, owner: u32) {
-    if socket_file(path).is_none_or(|(_, uid)| uid != owner) {
-        return;
+/// matters because the path comes from the peer, which may send any path. Returns `false` if the
+/// file has to be checked again later, because another process holds the lock of the directory for
+/// longer than `timeout`.
+pub fn remove_stale(path: &Path, owner: u32, timeout: Duration) -> bool {
+    let is_owners = || socket_file(path).is_some_and(|(_, uid)| uid == owner);
+    if !is_owners() {
+        return true;
     }
     let name = SocketName::Path(path.to_owned());
-    // The process that holds the lock may be about to listen. Other processes wait for this lock,
-    // so the timeout is short.
-    let Some(_lock) = lock_parent_dir(path, Duration::from_millis(5)) else { return };
-    if socket_file(path).is_some_and(|(_, uid)| uid == owner) && is_stale(&name) {
+    // The process that holds the lock may be about to listen.
+    let Some(_lock) = lock_parent_dir(path, timeout) else { return false };
+    if is_owners() && is_stale(&name) {
         let _ = std::fs::remove_file(path);
     }
+    true
 }
 
 #[cfg(all(test, not(loom)))]
@@ -343,13 +346,18 @@ mod tests {
         let name = SocketName::Path(path.clone());
         let own = rustix::process::geteuid().as_raw();
         let listener = SeqPacketListener::bind(&name).unwrap();
-        remove_stale(&path, own);
+        let patience = Duration::from_secs(60);
+        assert!(remove_stale(&path, own, patience));
         assert!(path.exists(), "the file has a listener");
         let SeqPacketListener { socket, .. } = &*std::mem::ManuallyDrop::new(listener);
         rustix::net::shutdown(socket, rustix::net::Shutdown::Both).unwrap();
-        remove_stale(&path, own + 1);
+        assert!(remove_stale(&path, own + 1, patience));
         assert!(path.exists(), "the file belongs to another user");
-        remove_stale(&path, own);
+        let lock = lock_parent_dir(&path, patience).unwrap();
+        assert!(!remove_stale(&path, own, Duration::ZERO), "another has the lock");
+        assert!(path.exists());
+        drop(lock);
+        assert!(remove_stale(&path, own, patience));
         assert!(!path.exists());
     }
 

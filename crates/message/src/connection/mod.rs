@@ -10,6 +10,7 @@ mod window_access;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use memferry_sys::open_files::DescriptorHolder;
 use memferry_sys::peer_process::{self, Credentials};
@@ -38,8 +39,13 @@ pub(crate) use peer_buffer::{CopyError, PeerBuffer, RemoteSegments};
 /// can cause.
 const MAX_PENDING_CONTROL: usize = 1 << 18;
 
-/// Time that a process whose socket is closed may take to exit.
-const EXIT_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(20);
+/// How long a call waits for a process whose socket is closed to exit, and for the lock of the
+/// directory of its socket file. On a busy machine both may take longer: a thread waits then.
+const EXIT_TIMEOUT: Duration = Duration::from_millis(20);
+const LOCK_TIMEOUT: Duration = Duration::from_millis(5);
+
+/// How long that thread waits for each of the two.
+const THREAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Upper bound on how much of the next bounce-buffer span is prefetched for writing.
 const MAX_PREFETCH_BYTES: usize = 8 << 10;
@@ -439,13 +445,26 @@ pub(crate) struct StaleSocketFile {
 }
 
 impl StaleSocketFile {
-    /// Removes the file if no process listens on it. Waits up to [`EXIT_TIMEOUT`] for the exit.
+    /// Removes the file if no process listens on it. A call waits only briefly; what takes longer
+    /// is left to a thread.
     pub(crate) fn remove(self) {
-        // An exiting process closes its sockets one after the other.
-        if let Some(process) = &self.process {
-            peer_process::wait_for_exit(process.as_fd(), EXIT_TIMEOUT);
+        if self.try_remove(EXIT_TIMEOUT, LOCK_TIMEOUT) {
+            return;
         }
+        let remove_later = move || self.try_remove(THREAD_TIMEOUT, THREAD_TIMEOUT);
+        if let Err(error) = memferry_sys::thread::spawn("memferry-remove", remove_later) {
+            tracing::debug!(%error, "the socket file of a process that has exited stays");
+        }
+    }
+
+    /// Returns `false` if that has to be tried again.
+    fn try_remove(&self, exit_timeout: Duration, lock_timeout: Duration) -> bool {
+        // An exiting process closes its sockets one after the other.
+        let has_exited = self
+            .process
+            .as_ref()
+            .is_none_or(|process| peer_process::wait_for_exit(process.as_fd(), exit_timeout));
         let own = rustix::process::geteuid().as_raw();
-        memferry_sys::seqpacket::remove_stale(&self.path, own);
+        memferry_sys::seqpacket::remove_stale(&self.path, own, lock_timeout) && has_exited
     }
 }
