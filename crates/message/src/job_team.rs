@@ -34,8 +34,9 @@ const CANNOT_JOIN: u64 = 1 << 32;
 /// How long a rank sleeps at most while messages may need it: doubled with each sleep, up to this.
 const MAX_SLEEP: Duration = Duration::from_micros(3200);
 const FIRST_SLEEP: Duration = Duration::from_micros(200);
-/// How long a rank that failed to join waits for the word of another one about the cause.
-const WORD_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a rank that failed to join waits for the word of another one about the cause. It comes at once, unless
+/// that rank is not given a core.
+const WORD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Makes progress on the messages of an endpoint, while its rank waits in a collective operation.
 struct EndpointProgress<'a> {
@@ -133,7 +134,13 @@ impl Job {
     /// Another rank has given up: waits for its word about the rank that is gone.
     fn await_cause(&self, error: &CollectiveError) -> Option<CollectiveError> {
         use CollectiveError::{RankDied, RankLeft, RankMissing, Stopped};
-        if !matches!(error, RankDied(_) | RankLeft(_) | RankMissing(_) | Stopped(_)) {
+        let has_cause = match error {
+            RankDied(_) | RankLeft(_) | RankMissing(_) => true,
+            // The application of this rank has stopped it: nobody else knows more.
+            Stopped(rank) => *rank != self.rank(),
+            _ => false,
+        };
+        if !has_cause {
             return None;
         }
         let deadline = Instant::now() + WORD_TIMEOUT;
