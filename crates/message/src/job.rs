@@ -351,19 +351,24 @@ mod tests {
     #[test]
     fn every_rank_learns_which_one_is_missing() {
         const SIZE: usize = 9;
+        const TRIES: usize = 8;
         for missing in [0, 3, 8] {
-            let name = unique(&format!("job-without-{missing}"));
-            let others = (0..SIZE).filter(|rank| *rank != missing).collect();
-            run_ranks(others, |_, rank| {
-                let timeout = Duration::from_millis(300);
-                let builder = EndpointBuilder::new().connect_timeout(timeout);
-                match builder.join(&name, rank, SIZE).unwrap_err() {
-                    Error::Connect(ConnectError::RankMissing { rank: named, .. }) => {
-                        assert_eq!(named, missing, "as rank {rank} says");
+            // On a busy machine, some ranks may come too late for the others: these are then named too.
+            let mut named = Vec::new();
+            let is_right = (0..TRIES).any(|attempt| {
+                let name = unique(&format!("job-without-{missing}-{attempt}"));
+                let timeout = Duration::from_millis(300 << attempt);
+                let others = (0..SIZE).filter(|rank| *rank != missing).collect();
+                named = run_ranks(others, |_, rank| {
+                    let builder = EndpointBuilder::new().connect_timeout(timeout);
+                    match builder.join(&name, rank, SIZE).unwrap_err() {
+                        Error::Connect(ConnectError::RankMissing { rank, .. }) => rank,
+                        error => panic!("rank {rank}: {error}"),
                     }
-                    error => panic!("{error}"),
-                }
+                });
+                named.iter().all(|rank| *rank == missing)
             });
+            assert!(is_right, "{missing} is missing, and not {named:?}");
         }
     }
 }

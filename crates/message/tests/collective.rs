@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use memferry_message::{CollectiveError, Error, Job, ReduceOp, TAG_ALL};
 use memferry_testing::HangGuard;
+use memferry_testing::message::patient;
 use memferry_testing::message::process::{self, Child, role, setting};
 
 fn unique(name: &str) -> String {
@@ -15,7 +16,7 @@ fn run_ranks<R: Send>(name: &str, size: usize, run: impl Fn(&Job) -> R + Sync) -
     let name = unique(name);
     std::thread::scope(|scope| {
         let (run, name) = (&run, &name);
-        let start = |rank| scope.spawn(move || run(&Job::join(name, rank, size).unwrap()));
+        let start = |rank| scope.spawn(move || run(&patient().join(name, rank, size).unwrap()));
         let threads: Vec<_> = (0..size).map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
@@ -97,7 +98,7 @@ fn other_processes_begin_here() {
     let (victim, rounds) = role.split_once(' ').unwrap();
     let (victim, rounds): (usize, u32) = (victim.parse().unwrap(), rounds.parse().unwrap());
     let rank = setting("MEMFERRY_TEST_RANK").parse().unwrap();
-    let job = Job::join(&setting("MEMFERRY_TEST_JOB"), rank, SIZE).unwrap();
+    let job = patient().join(&setting("MEMFERRY_TEST_JOB"), rank, SIZE).unwrap();
     std::process::exit(i32::from(!is_victim_named(&job, victim, rounds)));
 }
 
@@ -128,7 +129,7 @@ fn a_rank_that_dies_before_or_after_the_first_operation_is_named_by_all() {
             Child::spawn(&mut command)
         };
         let mut children: Vec<_> = (1..SIZE).map(start).collect();
-        let job = Job::join(&name, 0, SIZE).unwrap();
+        let job = patient().join(&name, 0, SIZE).unwrap();
         assert!(is_victim_named(&job, victim, rounds), "rank {victim}, {rounds} rounds");
         for (index, child) in children.iter_mut().enumerate() {
             let status = child.end();

@@ -12,7 +12,7 @@ use memferry_testing::message::process::{self, Child, setting};
 use memferry_testing::message::raw_peer::RawPeer;
 use memferry_testing::message::stopping::{StoppedPeer, send_to_test};
 use memferry_testing::message::traces::resource_usage;
-use memferry_testing::message::{TIMEOUT, alone, unique, until};
+use memferry_testing::message::{TIMEOUT, alone, unique, until, withdraw};
 
 #[test]
 fn other_processes_begin_here() {
@@ -45,7 +45,7 @@ fn an_owner_that_has_not_heard_of_a_visitors_reach_waits_for_it_nevertheless() {
     raw.memory.own_access().begin(0);
     let held = window.withdraw().map(drop).expect_err("a peer is accessing it");
     raw.memory.own_access().end();
-    assert_eq!(held.window.withdraw().unwrap(), [0; 4096]);
+    assert_eq!(withdraw(held.window), [0; 4096]);
 }
 
 const WINDOW_BYTES: usize = 256 << 10;
@@ -64,19 +64,6 @@ fn putter() {
         let remote = endpoint.attach(peer, WindowHandle::from_bytes(handle).unwrap()).unwrap();
         while remote.put(0, &data).is_ok() {}
         output.write_all(b".").unwrap();
-    }
-}
-
-/// Withdraws a window that a living peer accesses. On a loaded machine, the peer may not run for
-/// longer than one call waits.
-fn withdraw(mut window: Window<Vec<u8>>) -> Vec<u8> {
-    let deadline = Instant::now() + TIMEOUT;
-    loop {
-        match window.withdraw() {
-            Ok(buffer) => return buffer,
-            Err(held) => window = held.window,
-        }
-        assert!(Instant::now() < deadline, "the peer does not end its access");
     }
 }
 

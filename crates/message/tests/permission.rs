@@ -9,7 +9,7 @@ use memferry_message::{
 use memferry_testing::message::memory::{first_wrong, pattern};
 use memferry_testing::message::process::{self, Child, setting};
 use memferry_testing::message::traces::Folder;
-use memferry_testing::message::unique;
+use memferry_testing::message::{patient, unique};
 use memferry_testing::{Requirement, skip};
 
 const SIZES: [usize; 9] = [0, 1, 48, 49, 5000, 20_000, 300_001, 1 << 20, (5 << 20) + 3];
@@ -150,7 +150,7 @@ fn a_filter_on_both_sides() {
 fn filtered_pair() {
     filter(libc::EPERM);
     let rank: usize = setting("MEMFERRY_TEST_RANK").parse().unwrap();
-    let job = memferry_message::Job::join(&setting("MEMFERRY_TEST_NAME"), rank, 2).unwrap();
+    let job = patient().join(&setting("MEMFERRY_TEST_NAME"), rank, 2).unwrap();
     let peer = job.peer(1 - rank);
     let reach = job.endpoint().peer_access(peer).unwrap();
     check(&format!("{reach:?}"), CrossMemoryDenied::Filtered);
@@ -193,9 +193,9 @@ fn refused_pair() {
     use memferry_message::plan::PathKind;
     let rank: usize = setting("MEMFERRY_TEST_RANK").parse().unwrap();
     let builder = match setting("MEMFERRY_TEST_PATH").as_str() {
-        "single" => EndpointBuilder::new().path(PathKind::Single),
-        "cooperative" => EndpointBuilder::new().path(PathKind::Cooperative),
-        _ => EndpointBuilder::new(),
+        "single" => patient().path(PathKind::Single),
+        "cooperative" => patient().path(PathKind::Cooperative),
+        _ => patient(),
     };
     let job = builder.join(&setting("MEMFERRY_TEST_NAME"), rank, 2).unwrap();
     let (endpoint, peer) = (job.endpoint(), job.peer(1 - rank));

@@ -3,17 +3,16 @@
 
 use std::time::{Duration, Instant};
 
-use memferry_message::EndpointBuilder;
 use memferry_message::plan::PathKind;
 use memferry_testing::message::crowd::{LAST, Member};
 use memferry_testing::message::process::{self, Child, setting};
-use memferry_testing::message::{Random, say, unique};
+use memferry_testing::message::{Random, patient, say, unique};
 
 /// One of the processes. Its settings depend on its rank.
 fn member() {
     let number = |name: &str| setting(name).parse::<u64>().unwrap();
     let (rank, size) = (number("MEMFERRY_TEST_RANK"), number("MEMFERRY_TEST_SIZE"));
-    let mut builder = EndpointBuilder::new().background(rank % 3 == 1);
+    let mut builder = patient().background(rank % 3 == 1);
     builder = match rank % 4 {
         1 => builder.cross_memory(false),
         2 => builder.path(PathKind::Single).eager_bytes(500),

@@ -8,7 +8,7 @@ use memferry_message::{
     ValidationError, Window, WindowHandle,
 };
 use memferry_testing::message::memory::{fill, first_wrong, pattern};
-use memferry_testing::message::{Pair, Random, pair, until};
+use memferry_testing::message::{Pair, Random, pair, until, withdraw};
 
 const BYTES: usize = (3 << 20) + 1000;
 
@@ -258,13 +258,13 @@ fn windows_are_withdrawn_in_the_middle_of_long_accesses() {
     for round in 0..60 {
         let bytes = 8 << 20;
         let shareable = round % 2 == 0;
-        let (handle, withdraw): (WindowHandle, Box<dyn FnOnce() -> Vec<u8>>) = if shareable {
+        let (handle, end): (WindowHandle, Box<dyn FnOnce() -> Vec<u8>>) = if shareable {
             let buffer = ShareableBuffer::new(bytes).unwrap();
             let window = pair.there.expose(buffer, Rights::READ_WRITE).unwrap();
-            (window.handle(), Box::new(move || window.withdraw().unwrap().to_vec()))
+            (window.handle(), Box::new(move || withdraw(window).to_vec()))
         } else {
             let window = pair.there.expose(vec![0; bytes], Rights::READ_WRITE).unwrap();
-            (window.handle(), Box::new(move || window.withdraw().unwrap()))
+            (window.handle(), Box::new(move || withdraw(window)))
         };
         let remote = pair.here.attach(pair.to_there, handle).unwrap();
         let after = std::thread::scope(|scope| {
@@ -273,7 +273,7 @@ fn windows_are_withdrawn_in_the_middle_of_long_accesses() {
                 (0..50).find_map(|_| remote.put(0, &data).err())
             });
             std::thread::sleep(Duration::from_micros(300 * round as u64 % 5000));
-            let mut memory = withdraw();
+            let mut memory = end();
             // No peer writes any more: what is marked now stays marked.
             fill(&mut memory, 5);
             std::thread::yield_now();
@@ -382,7 +382,7 @@ fn many_threads_access_many_windows() {
                     let mut back = vec![0; bytes];
                     remote.get(0, &mut back).unwrap();
                     assert_eq!(first_wrong(&back, seed), None);
-                    assert_eq!(first_wrong(&window.withdraw().unwrap(), seed), None);
+                    assert_eq!(first_wrong(&withdraw(window), seed), None);
                 }
             });
         }

@@ -11,7 +11,7 @@ use memferry_testing::HangGuard;
 use memferry_testing::message::memory::{first_wrong, pattern};
 use memferry_testing::message::process::{self, Child, setting};
 use memferry_testing::message::traces::{named_memory, resource_usage};
-use memferry_testing::message::{Random, alone, say, unique, until};
+use memferry_testing::message::{Random, alone, say, unique, until, withdraw};
 
 const BYTES: usize = 16 << 20;
 const TAG: u64 = 5;
@@ -41,8 +41,8 @@ impl AnyWindow {
 
     fn withdraw(self) -> Vec<u8> {
         match self {
-            Self::Shareable(window) => window.withdraw().unwrap().to_vec(),
-            Self::Ordinary(window) => window.withdraw().unwrap(),
+            Self::Shareable(window) => withdraw(window).to_vec(),
+            Self::Ordinary(window) => withdraw(window),
         }
     }
 }

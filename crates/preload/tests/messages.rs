@@ -6,7 +6,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use memferry_message::{Job, TAG_ALL};
+use memferry_message::TAG_ALL;
+use memferry_testing::message::patient;
 
 const RANK: &str = "MEMFERRY_TEST_RANK";
 const NAME: &str = "MEMFERRY_TEST_NAME";
@@ -25,7 +26,7 @@ fn mapped_heaps() -> usize {
 /// Sends and receives a few times with new vectors, so that freed memory is used again.
 fn exchange(rank: usize) {
     let name = std::env::var(NAME).expect("the test sets it");
-    let job = Job::join(&name, rank, 2).expect("both ranks join");
+    let job = patient().join(&name, rank, 2).expect("both ranks join");
     let peer = job.peer(1 - rank);
     for turn in 0..6u8 {
         let mut buffer = vec![0u8; BYTES + usize::from(turn) * 100_000];
@@ -45,7 +46,7 @@ fn exchange(rank: usize) {
 /// Rank 1 sends from its heap, receives into it, and is killed. Rank 0 unmaps the heap of the dead.
 fn outlive(rank: usize) {
     let name = std::env::var(NAME).expect("the test sets it");
-    let job = Job::join(&name, rank, 2).expect("both ranks join");
+    let job = patient().join(&name, rank, 2).expect("both ranks join");
     let peer = job.peer(1 - rank);
     let mut buffer = vec![rank as u8; BYTES];
     if rank == 1 {

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use memferry_message::{Endpoint, EndpointBuilder, Operation, Peer};
+use memferry_message::{Endpoint, EndpointBuilder, Operation, Peer, Window};
 
 /// A timeout that only a hang reaches, on a busy machine too.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
@@ -81,6 +81,11 @@ impl Random {
     }
 }
 
+/// Settings of an endpoint or a job whose peers may be slow to start, on a busy machine.
+pub fn patient() -> EndpointBuilder {
+    EndpointBuilder::new().connect_timeout(TIMEOUT)
+}
+
 /// Two connected endpoints of this process.
 pub struct Pair {
     /// The side that connects.
@@ -128,6 +133,19 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     while !is_so() {
         assert!(Instant::now() < deadline, "timeout waiting until {what}");
         std::thread::yield_now();
+    }
+}
+
+/// Withdraws a window that a living peer may be accessing. On a busy machine, the peer may not run for longer than one
+/// call waits.
+pub fn withdraw<B: Send + 'static>(mut window: Window<B>) -> B {
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        match window.withdraw() {
+            Ok(buffer) => return buffer,
+            Err(held) => window = held.window,
+        }
+        assert!(Instant::now() < deadline, "the peer does not end its access");
     }
 }
 
