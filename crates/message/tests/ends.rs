@@ -204,10 +204,15 @@ fn fifty_messages_of_each_of_four_that_have_left_are_received() {
     }
 }
 
-/// Returns whether the abstract socket of a name exists.
+/// Returns whether a socket listens on an abstract name: one that is only bound refuses connections.
 fn is_listening(name: &str) -> bool {
+    const ACCEPTS_CONNECTIONS: &str = "00010000";
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
-    sockets.contains(name)
+    sockets.lines().any(|line| {
+        let columns: Vec<_> = line.split_whitespace().collect();
+        columns.get(3) == Some(&ACCEPTS_CONNECTIONS)
+            && columns.get(7).is_some_and(|path| path.ends_with(&format!("/{name}")))
+    })
 }
 
 /// Closes after all of its messages were received, some of them only announced.

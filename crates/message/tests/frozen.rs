@@ -163,8 +163,8 @@ fn awaiting_a_raw_operation_whose_memory_is_held_does_not_poll_busily() {
             });
             (0..6).for_each(|_| std::thread::sleep(INTERVAL));
             assert!(!is_over.load(Ordering::SeqCst), "a peer may still write to the memory");
-            let intervals = began.elapsed().as_millis() / INTERVAL.as_millis();
             let woken = wakes.load(Ordering::SeqCst);
+            let intervals = began.elapsed().as_millis() / INTERVAL.as_millis();
             assert!(
                 woken as u128 <= 10 * intervals,
                 "woken {woken} times in {intervals} intervals"
@@ -312,13 +312,15 @@ fn a_receive_of_several_messages_says_when_a_stopped_peer_is_out_of_its_memory()
 
 const LARGE: usize = 4 << 20;
 
-/// Sends large messages until that fails, and reports it: repeatedly.
+/// Sends a greeting, then large messages until that fails, and reports it: repeatedly. Who has got
+/// the greeting knows that the connection is complete, and that the report comes.
 fn sender() {
     let data = vec![7u8; LARGE];
     loop {
         let endpoint =
             EndpointBuilder::new().path(PathKind::Cooperative).open(&unique("sender")).unwrap();
         let Ok(peer) = endpoint.connect(&setting("MEMFERRY_TEST_NAME")) else { continue };
+        let _ = endpoint.send(peer, 2, &[]);
         while endpoint.send(peer, 1, &data[..]).is_ok() {}
         drop(endpoint);
         send_to_test(b".");
@@ -337,9 +339,10 @@ fn a_shareable_buffer_does_not_change_after_it_was_handed_back() {
         let child = child.get_or_insert_with(|| StoppedPeer::spawn("sender", &name, false));
         let buffer = ShareableBuffer::new(LARGE).unwrap();
         let mut receive = owner.irecv(Source::Any, 1, TAG_ALL, buffer).unwrap();
-        until("a message arrives", || {
+        let mut greeting = owner.irecv(Source::Any, 2, TAG_ALL, vec![0u8; 0]).unwrap();
+        until("the greeting arrives", || {
             owner.progress();
-            !owner.peers().is_empty()
+            greeting.is_done()
         });
         // During the copy, most likely.
         for _ in 0..random.below(12) {
