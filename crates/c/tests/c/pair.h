@@ -48,9 +48,17 @@ static inline const char *fresh_name(void) {
     return name;
 }
 
+/* Withdraws a window that a running peer may be accessing. On a busy machine, the peer may not run
+ * for longer than one call waits. */
+static inline int withdraw_patiently(int64_t window) {
+    int code;
+    while ((code = adma_withdraw(window)) == ADMA_EBUSY) {}
+    return code;
+}
+
 /* Connects as soon as the peer listens. */
 static inline int connect_patiently(const char *name) {
-    for (int tries = 0; tries < 2000; tries++) {
+    for (int tries = 0; tries < 24000; tries++) {
         int fd = adma_connect(name);
         if (fd != ADMA_ECONNREFUSED) return fd;
         nap_ms(5);

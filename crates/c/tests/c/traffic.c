@@ -86,7 +86,7 @@ static size_t message_length(uint64_t seed) {
 }
 
 /* A signal ends the process if a call hangs. A run may take longer than any call. */
-static void bound_calls(void) { alarm(120); }
+static void bound_calls(void) { alarm(300); }
 
 static uint64_t now_ns(void) { return (uint64_t)(now_ms(CLOCK_MONOTONIC) * 1e6); }
 

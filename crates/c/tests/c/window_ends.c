@@ -272,7 +272,7 @@ static void withdraw_in_the_middle(struct side *side) {
         int64_t window = expose_and_send(side, memory, LARGE, BOTH);
         CHECK_IS(hear(side), 'p');
         nap_ms(turn % 5);
-        CHECK_IS(adma_withdraw(window), 0);
+        CHECK_IS(withdraw_patiently(window), 0);
         memset(memory, 5, LARGE);
         tell(side, 'w');
         CHECK_IS(hear(side), 'e');
@@ -339,7 +339,7 @@ static void own_what_a_killed_one_puts(struct side *side) {
     uint64_t value = 0;
     /* It never sets the variable: the wait returns when it exits. */
     CHECK_IS(adma_wait_value(window, LARGE - 8, 1, -1, &value), ADMA_EPIPE);
-    CHECK_IS(adma_withdraw(window), 0);
+    CHECK_IS(withdraw_patiently(window), 0);
     for (int n = 0; n < LARGE; n++) CHECK(memory[n] <= 1);
     CHECK_IS(adma_close(side->fd), 0);
     free(memory);
@@ -386,7 +386,7 @@ static void own_what_a_stopped_one_puts(struct side *side) {
             CHECK_IS(adma_withdraw(window), ADMA_EBUSY);
             CHECK_IS(kill(visitor, SIGCONT), 0);
             /* It has a fragment to finish, for which a withdrawal waits. */
-            CHECK_IS(adma_withdraw(window), 0);
+            CHECK_IS(withdraw_patiently(window), 0);
         }
         CHECK_IS(adma_withdraw(window), ADMA_ESTALE);
         CHECK_IS(kill(visitor, SIGCONT), 0);
@@ -531,7 +531,7 @@ static void own_until_the_other_closes(struct side *side) {
     unsigned char *memory = take(LARGE);
     int64_t window = expose_and_send(side, memory, LARGE, BOTH);
     CHECK_IS(adma_read(side->fd, bytes, 1), ADMA_EPIPE);
-    CHECK_IS(adma_withdraw(window), 0);
+    CHECK_IS(withdraw_patiently(window), 0);
     free(memory);
 }
 
