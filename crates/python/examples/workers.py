@@ -16,10 +16,12 @@ import numpy as np
 import memferry
 
 SHAPE = (256, 3, 224, 224)
+# Seconds that the interpreters of all workers may take to start.
+PATIENCE = 60
 
 
 def work(name, rank, size, batches):
-    job = memferry.Job.join(name, rank, size)
+    job = memferry.Job.join(name, rank, size, timeout=PATIENCE)
     # Memory that the receiver maps: one buffer for each worker, used again for every batch.
     batch = np.frombuffer(memferry.ShareableBuffer(int(np.prod(SHAPE))), np.uint8).reshape(SHAPE)
     for number in range(batches):
@@ -36,7 +38,7 @@ def main(workers=2, batches=10):
     ]
     for process in processes:
         process.start()
-    job = memferry.Job.join(name, 0, size)
+    job = memferry.Job.join(name, 0, size, timeout=PATIENCE)
     batch = np.empty(SHAPE, np.uint8)
     started, received = time.perf_counter(), 0
     for number in range(batches):

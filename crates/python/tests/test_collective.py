@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -110,7 +109,8 @@ def test_a_rank_that_dies_is_named(name):
 def late(name, rank):
     job = memferry.Job.join(name, rank, SIZE, timeout=60)
     job.barrier()
-    time.sleep(1.5)
+    # The handler has ended the operation of rank 0, which waits for the others.
+    job.endpoint.recv(bytearray(2), source=job.peer(0), timeout=60)
     with pytest.raises(memferry.Error):
         job.barrier()
 
@@ -126,10 +126,12 @@ def test_a_handler_of_a_signal_ends_an_operation_on_all_ranks(name):
         raise InterruptedError
 
     before = signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
     with pytest.raises(InterruptedError):
+        signal.setitimer(signal.ITIMER_REAL, 1)
         job.barrier()
     signal.signal(signal.SIGALRM, before)
+    for rank in range(1, SIZE):
+        job.endpoint.send(job.peer(rank), b"go", timeout=60)
     for process in others:
         process.join(60)
         assert process.exitcode == 0

@@ -25,7 +25,7 @@ def ended(process, code=0):
 
 
 def echo(name, rank, size, rounds):
-    job = memferry.Job.join(name, rank, size)
+    job = memferry.Job.join(name, rank, size, timeout=60)
     for _ in range(rounds):
         status = job.endpoint.probe(source=job.peer(0))
         data = bytearray(status.nbytes)
@@ -36,7 +36,7 @@ def echo(name, rank, size, rounds):
 def test_arrays_travel_between_processes(name):
     sizes = [0, 1, 1000, 100_000, 9 << 20]
     process = run(echo, name, 1, 2, len(sizes))
-    job = memferry.Job.join(name, 0, 2)
+    job = memferry.Job.join(name, 0, 2, timeout=60)
     assert (job.rank, job.size, job.rank_of(job.peer(1))) == (0, 2, 1)
     for tag, size in enumerate(sizes):
         sent = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
@@ -52,7 +52,7 @@ def test_arrays_travel_between_processes(name):
 
 def test_shareable_memory_is_an_array_and_travels(name):
     process = run(echo, name, 1, 2, 1)
-    job = memferry.Job.join(name, 0, 2)
+    job = memferry.Job.join(name, 0, 2, timeout=60)
     buffer = memferry.ShareableBuffer(8 << 20)
     array = np.frombuffer(buffer, np.float64)
     array[:] = np.arange(len(array))
@@ -65,14 +65,14 @@ def test_shareable_memory_is_an_array_and_travels(name):
 
 
 def vanish(name):
-    job = memferry.Job.join(name, 1, 2)
+    job = memferry.Job.join(name, 1, 2, timeout=60)
     job.endpoint.send(job.peer(0), b"ready")
     time.sleep(600)
 
 
 def test_a_killed_peer_is_told_and_others_go_on(name):
     process = run(vanish, name)
-    job = memferry.Job.join(name, 0, 2)
+    job = memferry.Job.join(name, 0, 2, timeout=60)
     job.endpoint.recv(bytearray(5), timeout=60)
     receive = job.endpoint.irecv(bytearray(100), source=job.peer(1))
     os.kill(process.pid, signal.SIGKILL)

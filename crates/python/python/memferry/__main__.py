@@ -27,8 +27,8 @@ def _messages():
             peer = other.connect(one.name)
             received = bytearray(5)
             receive = one.irecv(received)
-            other.send(peer, b"hello", timeout=10)
-            receive.wait(10)
+            other.send(peer, b"hello", timeout=60)
+            receive.wait(60)
     return received == b"hello", "two endpoints of this process"
 
 

@@ -54,12 +54,12 @@ class Memferry(Way):
         self._job_name = f"bench-queue-{os.getpid()}"
 
     def connect(self):
-        self._job = memferry.Job.join(self._job_name, 0, 2)
+        self._job = memferry.Job.join(self._job_name, 0, 2, timeout=PATIENCE)
 
     def serve(self, data):
         import numpy as np
 
-        job = memferry.Job.join(self._job_name, 1, 2)
+        job = memferry.Job.join(self._job_name, 1, 2, timeout=PATIENCE)
         array = np.frombuffer(memferry.ShareableBuffer(data.nbytes), np.uint8)
         array[:] = data
         while True:
