@@ -74,7 +74,7 @@ enum { SECTIONS = sizeof sections / sizeof sections[0] };
 
 static int wanted[SECTIONS];
 static int threads_wanted;
-static unsigned patience = 120;
+static unsigned patience = 300;
 static const char *volatile running = "start";
 
 const char *section_now(void)

@@ -47,7 +47,7 @@ int main(int count, char **words)
     memset(out, rank, BYTES);
     memset(in, 0, BYTES);
     signal(SIGALRM, hangs);
-    alarm(60);
+    alarm(300);
     int to = (rank + 1) % ranks, from = (rank + ranks - 1) % ranks;
     for (int turn = 0; turn < TURNS; turn++) {
         if (rank == VICTIM && turn == LAST_TURN) {

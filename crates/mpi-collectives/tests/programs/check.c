@@ -261,7 +261,7 @@ static void threads(void)
 int main(int argc, char **argv)
 {
     int provided;
-    alarm(100);
+    alarm(300);
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);

@@ -7,7 +7,7 @@
 int main(int argc, char **argv)
 {
     int rank, sum = 0, class = 0;
-    alarm(60);
+    alarm(300);
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
