@@ -11,6 +11,7 @@ pub mod clock;
 pub mod contention;
 pub mod copy;
 pub mod cpu;
+pub mod crc;
 pub mod cross_memory;
 #[cfg(not(loom))]
 pub mod cuda;
