@@ -60,6 +60,14 @@ pub enum ValidationError {
         /// The start address of the segment.
         address: u64,
     },
+    /// Ranges overlap in an operation that needs separate ones.
+    #[error("the {side} overlaps the {other}: this operation needs ranges that do not overlap")]
+    RangesOverlap {
+        /// "source", "target" or "second target".
+        side: &'static str,
+        /// The range that it overlaps.
+        other: &'static str,
+    },
     /// The range exceeds its buffer.
     #[error("the range {from}..{to} does not lie inside the {length} bytes")]
     OutOfRange {

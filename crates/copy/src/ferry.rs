@@ -282,7 +282,8 @@ impl Ferry {
     /// # Safety
     /// Until the transfer is complete, the source must stay valid for reads and the target for
     /// writes of the request's length, no other code may access the target or write to the source,
-    /// and a notification variable must stay valid. Dropping the handle does not change this.
+    /// and the variables of a notification and of a CRC must stay valid. Dropping the handle does not
+    /// change this.
     pub unsafe fn start_raw(&self, mut request: Request<'_>) -> Result<Transfer, Error> {
         request.validate()?;
         if request.length <= self.small_bytes && request.has_default_options() {
@@ -310,7 +311,7 @@ impl Ferry {
             // SAFETY: the caller upholds the contract.
             && let Some(outcome) = unsafe { self.copy_by_caller(&request) }
         {
-            return outcome.map(|()| TransferOutput { difference: None });
+            return outcome.map(|()| TransferOutput::default());
         }
         let plan = self.core.plan(&request, true)?;
         let start = (request.length >= MIN_TIMED_BYTES).then(Instant::now);

@@ -37,8 +37,8 @@ pub use ferry::Ferry;
 pub use request::{CacheHint, Options, Request};
 pub use statistics::Statistics;
 pub use transfer::{
-    Buffer, Dependency, FailedTransfer, OwnedSlice, OwnedSource, OwnedTarget, OwnedTransfer,
-    ScopedTransfer, Transfer, TransferScope,
+    Buffer, CrcTransfer, Dependency, FailedTransfer, OwnedSlice, OwnedSource, OwnedTarget,
+    OwnedTransfer, ScopedTransfer, Transfer, TransferScope,
 };
 
 pub use bytemuck::Pod;

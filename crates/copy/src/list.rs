@@ -286,7 +286,8 @@ impl<I: Iterator<Item = WorkSegment> + Clone> ListParts<'_, '_, I> {
                 let lease = || registrations.lease(segment.source, segment.length, Access::Read);
                 let source = reads.then(lease).transpose()?;
                 let target = Some(target);
-                Ok(Arc::new(DescriptorLeases { source, target, variable: variable.clone() }))
+                let variable = variable.clone();
+                Ok(Arc::new(DescriptorLeases { source, target, second: None, variable }))
             });
             match pins {
                 Ok(pins) => split(&mut |part| batch.push(part.pinned_by(pins.clone()))),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use memferry_engine::completion::Completion;
 use memferry_engine::contract::DescriptorLeases;
-use memferry_engine::{Capabilities, Descriptor};
+use memferry_engine::{Capabilities, Descriptor, Opcode};
 
 use crate::plan::CopyPlan;
 use crate::request::Request;
@@ -18,13 +18,19 @@ use crate::request::Request;
 pub(crate) unsafe fn single_descriptor(request: &Request<'_>, plan: &CopyPlan) -> Descriptor {
     // SAFETY: the caller of `start_raw` guarantees the validity of the memory; `validate` has
     // turned overlapping copies into moves.
-    unsafe {
-        Descriptor::new(request.operation, request.source, request.target, request.length)
-            .value(request.value)
-            .kernel(plan.kernel)
-            .transient(plan.transient)
-            .memory(request.source_memory, request.target_memory)
-    }
+    let whole = unsafe {
+        let Request { operation, source, target, second, length, .. } = *request;
+        let whole = Descriptor::new(operation, source, target, length);
+        match operation {
+            Opcode::Dualcast => whole.with_second_target(second),
+            _ => whole,
+        }
+    };
+    whole
+        .value(request.value)
+        .kernel(plan.kernel)
+        .transient(plan.transient)
+        .memory(request.source_memory, request.target_memory)
 }
 
 /// Splits a request into parts that report to one completion.
@@ -67,7 +73,11 @@ impl PartBuilder<'_> {
         while offset < range.end {
             let source = self.request.source.wrapping_add(offset);
             let target = self.request.target.wrapping_add(offset);
-            let length = self.capabilities.max_part(source, target, range.end - offset);
+            let mut length = self.capabilities.max_part(source, target, range.end - offset);
+            if self.request.operation == Opcode::Dualcast {
+                let second = self.request.second.wrapping_add(offset);
+                length = self.capabilities.max_part(source, second, length);
+            }
             // SAFETY: the caller upholds the contract.
             let part = unsafe { self.part(offset, length) };
             parts.push(match pins {

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use memferry_engine::completion::{Completion, Notification, PendingNotification};
+use memferry_engine::completion::{Completion, CrcVariable, Notification, PendingNotification};
 use memferry_engine::{MemoryKind, Opcode};
 
 use crate::error::ValidationError;
@@ -132,10 +132,14 @@ pub struct Request<'a> {
     pub(crate) operation: Opcode,
     pub(crate) source: u64,
     pub(crate) target: u64,
+    /// The second target of a dualcast.
+    pub(crate) second: u64,
     pub(crate) length: u64,
     pub(crate) value: u8,
     pub(crate) source_memory: MemoryKind,
     pub(crate) target_memory: MemoryKind,
+    /// The variable that gets the CRC, if there is one.
+    pub(crate) crc_variable: Option<CrcVariable>,
     pub(crate) options: Options<'a>,
 }
 
@@ -145,10 +149,12 @@ impl<'a> Request<'a> {
             operation,
             source,
             target,
+            second: 0,
             length: length as u64,
             value: 0,
             source_memory: MemoryKind::Host,
             target_memory: MemoryKind::Host,
+            crc_variable: None,
             options: Options::new(),
         }
     }
@@ -168,6 +174,30 @@ impl<'a> Request<'a> {
         Self::new(Opcode::Compare, left as u64, right as u64, length)
     }
 
+    /// Creates the computation of the CRC-32C of `length` bytes.
+    pub fn crc(source: *const u8, length: usize) -> Self {
+        Self::new(Opcode::Crc, source as u64, source as u64, length)
+    }
+
+    /// Creates a copy of `length` bytes with the CRC-32C of its data; the ranges must not overlap.
+    pub fn copy_crc(source: *const u8, target: *mut u8, length: usize) -> Self {
+        Self::new(Opcode::CopyCrc, source as u64, target as u64, length)
+    }
+
+    /// Creates a copy of `length` bytes to two targets; none of the three ranges may overlap another.
+    pub fn dualcast(source: *const u8, first: *mut u8, second: *mut u8, length: usize) -> Self {
+        let copy = Self::new(Opcode::Dualcast, source as u64, first as u64, length);
+        Self { second: second as u64, ..copy }
+    }
+
+    /// Writes the CRC-32C to a variable before the transfer is complete, for callers that keep only
+    /// a cookie. A transfer that fails does not write it. The variable must stay valid for as long
+    /// as the memory of the request, and nothing else may access it.
+    pub fn crc_to(mut self, variable: *mut u32) -> Self {
+        self.crc_variable = CrcVariable::new(variable);
+        self
+    }
+
     /// Sets the kind of memory of source and target; the default is host memory.
     pub fn memory(mut self, source: MemoryKind, target: MemoryKind) -> Self {
         (self.source_memory, self.target_memory) = (source, target);
@@ -183,7 +213,7 @@ impl<'a> Request<'a> {
     /// Returns whether the request has no predecessor, no notification, no result and no trace
     /// span, only a completion.
     pub(crate) fn is_simple(&self) -> bool {
-        self.operation != Opcode::Compare
+        matches!(self.operation, Opcode::Copy | Opcode::Move | Opcode::Fill)
             && self.options.extras.is_none()
             && !tracing::enabled!(tracing::Level::TRACE)
     }
@@ -208,6 +238,14 @@ impl<'a> Request<'a> {
         self.source_memory == self.target_memory && overlap(self.source, self.target, self.length)
     }
 
+    /// Returns whether the caller can compute the CRC of this request without a completion.
+    pub(crate) fn is_plain_crc(&self) -> bool {
+        self.operation.has_crc()
+            && self.length > 0
+            && self.options.extras.is_none()
+            && !tracing::enabled!(tracing::Level::TRACE)
+    }
+
     /// Checks the ranges, and turns a copy between overlapping ranges into a move.
     pub(crate) fn validate(&mut self) -> Result<(), ValidationError> {
         if self.length == 0 {
@@ -215,10 +253,30 @@ impl<'a> Request<'a> {
         }
         check_range("source", self.source, self.length)?;
         check_range("target", self.target, self.length)?;
-        if self.operation == Opcode::Copy && self.overlaps() {
-            self.operation = Opcode::Move;
+        match self.operation {
+            Opcode::Copy if self.overlaps() => self.operation = Opcode::Move,
+            Opcode::CopyCrc if self.overlaps() => {
+                return Err(ValidationError::RangesOverlap { side: "source", other: "target" });
+            }
+            Opcode::Dualcast => self.check_dualcast()?,
+            _ => {}
         }
         Ok(())
+    }
+
+    fn check_dualcast(&self) -> Result<(), ValidationError> {
+        let Self { source, target, second, length, .. } = *self;
+        check_range("second target", second, length)?;
+        let refused = |side, other| Err(ValidationError::RangesOverlap { side, other });
+        let shares_source = self.source_memory == self.target_memory;
+        match () {
+            () if shares_source && overlap(source, target, length) => refused("source", "target"),
+            () if shares_source && overlap(source, second, length) => {
+                refused("source", "second target")
+            }
+            () if overlap(target, second, length) => refused("target", "second target"),
+            () => Ok(()),
+        }
     }
 }
 

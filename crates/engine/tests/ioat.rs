@@ -48,6 +48,7 @@ impl IoatRig {
         let pins = Arc::new(DescriptorLeases {
             source: lease(&source, Access::Read),
             target: lease(&target, Access::Write),
+            second: None,
             variable: None,
         });
         Self { channel, engine, leases: pins, _cache: cache, source, target }

@@ -165,6 +165,7 @@ fn pin(
     Ok(Arc::new(DescriptorLeases {
         source: Some(lease(source, Access::Read)?),
         target: Some(lease(target, Access::Write)?),
+        second: None,
         variable: None,
     }))
 }

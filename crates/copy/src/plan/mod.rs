@@ -439,6 +439,10 @@ fn plan_for_engine(facts: &CopyPlanContext, question: &CopyQuery, engine: usize)
 
 /// Chooses the kernel: through the caches, or with non-temporal stores.
 fn kernel(profile: &CpuProfile, question: &CopyQuery, parties: u64) -> Kernel {
+    if question.operation == Opcode::Crc {
+        // Nothing is stored.
+        return Kernel::Cached;
+    }
     let measured = if parties > 1 { profile.shared_stream_bytes } else { profile.stream_bytes };
     let from = match question.cache_hint {
         _ if question.no_caller_assist => COLD_STREAM_BYTES.min(measured as u64),

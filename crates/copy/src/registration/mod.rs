@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use memferry_engine::completion::{ChannelBatch, PendingNotification};
 use memferry_engine::contract::{DescriptorLeases, RegistrationMode as Needs};
-use memferry_engine::{Descriptor, Engine, ExecutionError, MemoryKind};
+use memferry_engine::{Descriptor, Engine, ExecutionError, MemoryKind, Opcode};
 use memferry_memory::pin_cache::{Lease, PinCacheLimits};
 use memferry_memory::pinning::{Access, PinError};
 use memferry_memory::registration::{RegistrationCache, RegistrationError, first_unmapped};
@@ -99,22 +99,26 @@ impl EngineRegistrations {
     }
 
     fn pin_request(&self, request: &Request<'_>) -> Result<DescriptorLeases, RegistrationError> {
-        let Request { operation, source, target, length, .. } = *request;
+        let Request { operation, source, target, second, length, .. } = *request;
         let is_host = |kind| kind == MemoryKind::Host;
-        if request.is_host_only() && request.overlaps() {
+        if request.is_host_only() && request.overlaps() && operation != Opcode::Crc {
             // One lease covers both ranges: if they were pinned one after the other, the second pin
             // would replace the first one in the cache.
             let start = source.min(target);
             let lease = self.pin(start, source.max(target) + length - start, Access::Write)?;
             let lease = Some(Arc::new(lease));
-            return Ok(DescriptorLeases { source: lease.clone(), target: lease, variable: None });
+            let leases = DescriptorLeases::default();
+            return Ok(DescriptorLeases { source: lease.clone(), target: lease, ..leases });
         }
         let mut pins = DescriptorLeases::default();
         if let Some(access) = operation.source_access().filter(|_| is_host(request.source_memory)) {
             pins.source = Some(Arc::new(self.pin(source, length, access)?));
         }
-        if is_host(request.target_memory) {
-            pins.target = Some(Arc::new(self.pin(target, length, operation.target_access())?));
+        if let Some(access) = operation.target_access().filter(|_| is_host(request.target_memory)) {
+            pins.target = Some(Arc::new(self.pin(target, length, access)?));
+            if operation == Opcode::Dualcast {
+                pins.second = Some(Arc::new(self.pin(second, length, access)?));
+            }
         }
         Ok(pins)
     }

@@ -1,16 +1,16 @@
 //! Pipelined pinning of a long transfer, so that the engine copies the first bytes while later
 //! pages are still being pinned.
 //!
-//! Source and target are pinned independently, each in ranges that end at a page boundary:
+//! Source and targets are pinned independently, each in ranges that end at a page boundary:
 //! otherwise the ranges of a copy between differently aligned addresses would share pages, and the
 //! cache would pin these repeatedly. Successive ranges grow, and a range that the cache contains in
 //! a larger one extends to the end of that one.
 
 use std::sync::Arc;
 
-use memferry_engine::MemoryKind;
 use memferry_engine::completion::ChannelBatch;
 use memferry_engine::contract::{Channel, DescriptorLeases};
+use memferry_engine::{MemoryKind, Opcode};
 use memferry_memory::pin_cache::Lease;
 use memferry_memory::pinning::{Access, PageRange};
 use memferry_memory::registration::RegistrationError;
@@ -36,6 +36,8 @@ pub(crate) struct PipelinedRegistration<'a> {
     auto_progress: bool,
     source: RegistrationCursor,
     target: RegistrationCursor,
+    /// The second target of a dualcast; no other operation needs it.
+    second: RegistrationCursor,
     /// The lease of the notification variable.
     variable: Option<Arc<Lease>>,
     /// The offset of the next batch, and the end of the chunk that is claimed for it.
@@ -56,7 +58,8 @@ impl<'a> PipelinedRegistration<'a> {
         let request = cut.request;
         let needed = |kind, access: Option<Access>| access.filter(|_| kind == MemoryKind::Host);
         let source = needed(request.source_memory, request.operation.source_access());
-        let target = needed(request.target_memory, Some(request.operation.target_access()));
+        let target = needed(request.target_memory, request.operation.target_access());
+        let second = target.filter(|_| request.operation == Opcode::Dualcast);
         Self {
             registrations: registration,
             parts: cut,
@@ -64,20 +67,22 @@ impl<'a> PipelinedRegistration<'a> {
             auto_progress: cut.capabilities.auto_progress,
             source: RegistrationCursor::new(request.source, request.length, source),
             target: RegistrationCursor::new(request.target, request.length, target),
+            second: RegistrationCursor::new(request.second, request.length, second),
             variable,
             at: 0,
             claimed: 0,
         }
     }
 
-    /// Pins the next range of both sides; returns the offset up to which both are pinned. Where pages
+    /// Pins the next range of all sides; returns the offset up to which all are pinned. Where pages
     /// do not limit a descriptor, ranges are as long as chunks, so that they do not limit it either.
     fn pin(&mut self) -> Result<u64, RegistrationError> {
         let has_long_parts = self.parts.capabilities.boundary_bytes.is_none();
         let wanted = if has_long_parts { self.claimed } else { self.at };
         let source = self.source.pin_up_to(self.at, wanted, self.registrations)?;
         let target = self.target.pin_up_to(self.at, wanted, self.registrations)?;
-        Ok(source.min(target))
+        let second = self.second.pin_up_to(self.at, wanted, self.registrations)?;
+        Ok(source.min(target).min(second))
     }
 }
 
@@ -99,6 +104,7 @@ impl Iterator for PipelinedRegistration<'_> {
                 let pins = DescriptorLeases {
                     source: self.source.lease(),
                     target: self.target.lease(),
+                    second: self.second.lease(),
                     variable,
                 };
                 let mut parts = Vec::new();

@@ -63,6 +63,8 @@ impl FerryCore {
         let (first, others) = self.offered_channels(&request, plan, blocking);
         // SAFETY: the caller upholds the contract.
         let completion = unsafe { new_completion(&request, plan) }.spread_over(others);
+        // SAFETY: the caller guarantees the validity of the variable until the transfer is complete.
+        let completion = unsafe { completion.storing_crc(request.crc_variable) };
         let span = tracing::trace_span!(
             "transfer",
             operation = ?request.operation,
@@ -230,17 +232,20 @@ impl FerryCore {
 /// # Safety
 /// As for [`FerryCore::execute`].
 unsafe fn new_completion(request: &Request<'_>, plan: &CopyPlan) -> Completion {
+    let Request { operation, source, target, second, length, value, .. } = *request;
     let chunk_bytes = match plan.strategy {
         CopyStrategy::WorkSharing { chunk_bytes, .. }
         | CopyStrategy::HybridWorkSharing { chunk_bytes, .. }
         | CopyStrategy::FixedParts { chunk_bytes, .. } => chunk_bytes,
-        CopyStrategy::Inline | CopyStrategy::SingleDescriptor { .. } => return Completion::whole(),
+        CopyStrategy::Inline | CopyStrategy::SingleDescriptor { .. } => {
+            return Completion::whole().of_operation(operation);
+        }
     };
-    let Request { operation, source, target, length, value, .. } = *request;
     // SAFETY: the caller of `start_raw` guarantees the validity of the memory until the transfer is
-    // complete.
+    // complete; `validate` has rejected targets that overlap.
     let work = unsafe {
         ChunkedWork::new(operation, plan.kernel, source, target, length, value, chunk_bytes)
+            .with_second_target(second)
     };
     Completion::chunked(work.in_memory(request.source_memory, request.target_memory))
 }

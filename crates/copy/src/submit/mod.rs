@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
+use memferry_engine::completion::CrcVariable;
 use memferry_engine::contract::ReuseHint;
 use memferry_engine::runtime::is_engine_thread;
 use memferry_engine::{Channel, Descriptor, Kernel, MemoryKind, Opcode};
@@ -143,7 +144,8 @@ impl FerryCore {
         };
         let target = meet(request.target_memory, request.target);
         match request.operation {
-            Opcode::Fill => target,
+            // A CRC has no target: both addresses are those of the source.
+            Opcode::Fill | Opcode::Crc => target,
             _ => target.min(meet(request.source_memory, request.source)),
         }
     }
@@ -162,6 +164,15 @@ impl FerryCore {
             if let Some(transfer) = unsafe { self.try_execute_fast(&request, plan) } {
                 return transfer;
             }
+        }
+        if plan.strategy == CopyStrategy::Inline && request.is_plain_crc() {
+            stats::thread(|counters| counters.count_copy(CopyPath::Inline, length));
+            // SAFETY: the caller upholds the contract.
+            let (_, crc) = unsafe { parts::single_descriptor(&request, plan) }.run_valued();
+            let crc = crc.map(|crc| crc as u32);
+            // SAFETY: as above, for the variable.
+            unsafe { CrcVariable::store(request.crc_variable, crc) };
+            return Transfer::done_with_crc(length, crc);
         }
         let helps = !request.options.no_caller_assist;
         // SAFETY: the caller upholds the contract.

@@ -14,6 +14,8 @@
 //! memory and counts bytes: [`Transfer::ready_bytes`], [`Transfer::wait_bytes`].
 
 mod channel_waiter;
+mod crc;
+mod dualcast;
 mod owned;
 mod scoped;
 
@@ -33,6 +35,7 @@ use memferry_sys::EventFd;
 use memferry_sys::stats;
 
 pub(crate) use channel_waiter::{ChannelWaiter, WaitConfig};
+pub use crc::CrcTransfer;
 pub(crate) use owned::BufferPair;
 pub use owned::{Buffer, FailedTransfer, OwnedSlice, OwnedSource, OwnedTarget, OwnedTransfer};
 pub use scoped::{ScopedTransfer, TransferScope};
@@ -67,6 +70,7 @@ mod sealed {
     impl Sealed for super::Transfer {}
     impl<S: Send, T: Send> Sealed for super::OwnedTransfer<S, T> {}
     impl<T: super::Pod> Sealed for super::ScopedTransfer<'_, T> {}
+    impl<H: Sealed> Sealed for super::CrcTransfer<H> {}
 }
 
 /// A running or finished transfer over memory whose validity the caller guarantees.
@@ -107,8 +111,8 @@ impl std::fmt::Debug for Transfer {
 /// The state of a transfer, by the form of its completion.
 #[derive(Clone)]
 enum TransferState {
-    /// The transfer was executed inline and succeeded.
-    Done,
+    /// The transfer was executed inline and succeeded, with a CRC if it computes one.
+    Done { crc: Option<u32> },
     /// One small descriptor that cannot fail; its sequence in the channel is its completion.
     /// `assists`: a waiting caller executes descriptors that are queued.
     Sequence { waiter: Arc<ChannelWaiter>, sequence: Sequence, assists: bool },
@@ -127,7 +131,7 @@ impl Transfer {
     /// from its channel, which completes it when it reaches the sequence.
     pub(crate) fn completion(&self) -> Arc<Completion> {
         match &self.state {
-            TransferState::Done => Arc::new(Completion::done()),
+            TransferState::Done { .. } => Arc::new(Completion::done()),
             TransferState::Completion { completion, .. } => completion.clone(),
             TransferState::Sequence { waiter: lane, sequence, .. } => lane.completion_of(*sequence),
         }
@@ -136,7 +140,11 @@ impl Transfer {
 
 impl Transfer {
     pub(crate) fn done(length: u64) -> Self {
-        Self { state: TransferState::Done, length }
+        Self::done_with_crc(length, None)
+    }
+
+    pub(crate) fn done_with_crc(length: u64, crc: Option<u32>) -> Self {
+        Self { state: TransferState::Done { crc }, length }
     }
 
     #[inline]
@@ -196,7 +204,7 @@ impl Transfer {
     #[inline]
     pub(crate) fn is_finished(&self) -> bool {
         match &self.state {
-            TransferState::Done => true,
+            TransferState::Done { .. } => true,
             TransferState::Sequence { waiter: lane, sequence, .. } => {
                 lane.channel.is_complete(*sequence)
             }
@@ -216,7 +224,12 @@ impl Transfer {
             TransferState::Completion { completion, .. } => {
                 completion.outcome().map(|outcome| outcome.map_err(Error::from))
             }
-            _ => self.is_finished().then_some(Ok(TransferOutput { difference: None })),
+            TransferState::Done { crc } => {
+                Some(Ok(TransferOutput { crc: *crc, ..TransferOutput::default() }))
+            }
+            TransferState::Sequence { .. } => {
+                self.is_finished().then_some(Ok(TransferOutput::default()))
+            }
         };
         outcome.or_else(|| self.is_lost_in_fork().then(|| Err(ExecutionError::Forked.into())))
     }
@@ -233,16 +246,16 @@ impl Transfer {
     }
 
     fn wait_until(&self, deadline: Option<Instant>) -> Option<Result<TransferOutput, Error>> {
-        if !matches!(self.state, TransferState::Done) {
+        if !matches!(self.state, TransferState::Done { .. }) {
             stats::thread(|counters| counters.waits.add(1));
         }
         match &self.state {
             // A forked child must not access what its parent has started, not even to claim chunks.
             _ if self.is_lost_in_fork() => {}
-            TransferState::Done => {}
+            TransferState::Done { .. } => {}
             TransferState::Sequence { waiter: lane, sequence, assists } => {
                 if lane.wait(*sequence, *assists, deadline) {
-                    return Some(Ok(TransferOutput { difference: None }));
+                    return Some(Ok(TransferOutput::default()));
                 }
             }
             TransferState::Completion { completion, assists: helps, config: waiting } => {
@@ -262,7 +275,7 @@ impl Transfer {
     /// process does not have.
     fn is_lost_in_fork(&self) -> bool {
         let waiting = match &self.state {
-            TransferState::Done => return false,
+            TransferState::Done { .. } => return false,
             TransferState::Sequence { waiter: lane, .. } => &lane.config,
             TransferState::Completion { config: waiting, .. } => waiting,
         };

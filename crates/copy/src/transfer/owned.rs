@@ -260,6 +260,20 @@ pub(crate) struct BufferSpan<P> {
     pub(crate) memory: MemoryKind,
 }
 
+impl BufferSpan<*const u8> {
+    pub(super) fn of_source(source: &impl OwnedSource) -> Self {
+        let (address, length) = source.source();
+        Self { address, length, memory: source.source_memory() }
+    }
+}
+
+impl BufferSpan<*mut u8> {
+    pub(super) fn of_target(target: &mut impl OwnedTarget) -> Self {
+        let (address, length) = target.target();
+        Self { address, length, memory: target.target_memory() }
+    }
+}
+
 /// Source and target of a copy.
 pub(crate) type BufferPair = (BufferSpan<*const u8>, BufferSpan<*mut u8>);
 
@@ -346,16 +360,26 @@ impl<S: OwnedSource, T: OwnedTarget> OwnedTransfer<S, T> {
         target: T,
         start: impl FnOnce(BufferSpan<*const u8>, BufferSpan<*mut u8>) -> Result<Transfer, Error>,
     ) -> Result<Self, FailedTransfer<S, T>> {
+        Self::start_with(source, target, |source, target| {
+            let to = BufferSpan::of_target(target);
+            Ok((start(BufferSpan::of_source(source), to)?, to.address))
+        })
+    }
+
+    /// Takes the buffers, then calls `start` with them to start the transfer. It returns the address
+    /// of the target's bytes too.
+    pub(super) fn start_with(
+        source: S,
+        target: T,
+        start: impl FnOnce(&S, &mut T) -> Result<(Transfer, *mut u8), Error>,
+    ) -> Result<Self, FailedTransfer<S, T>> {
         let mut held = InFlightBuffers(MaybeUninit::new((source, target)));
         // SAFETY: the buffers are initialised in the line above. The addresses are taken at the
         // final location of the buffers, because moving a box again would invalidate pointers
         // derived before.
         let (source, target) = unsafe { held.0.assume_init_mut() };
-        let (memory, (address, length)) = (source.source_memory(), source.source());
-        let from = BufferSpan { address, length, memory };
-        let (memory, (address, length)) = (target.target_memory(), target.target());
-        match start(from, BufferSpan { address, length, memory }) {
-            Ok(transfer) => Ok(Self { transfer, target: address, buffers: Some(held) }),
+        match start(source, target) {
+            Ok((transfer, target)) => Ok(Self { transfer, target, buffers: Some(held) }),
             Err(error) => {
                 let (source, target) = held.into_inner();
                 Err(FailedTransfer { error, source, target })
@@ -377,10 +401,7 @@ impl<S: OwnedSource, T: OwnedTarget> OwnedTransfer<Vec<S>, Vec<T>> {
         // final location of the buffers, on the heap, as in `start`.
         let (sources, targets) = unsafe { held.0.assume_init_mut() };
         let pairs = sources.iter().zip(targets).map(|(source, target)| {
-            let (memory, (address, length)) = (source.source_memory(), source.source());
-            let from = BufferSpan { address, length, memory };
-            let (memory, (address, length)) = (target.target_memory(), target.target());
-            (from, BufferSpan { address, length, memory })
+            (BufferSpan::of_source(source), BufferSpan::of_target(target))
         });
         match start(pairs.collect()) {
             Ok(transfer) => Ok(Self { transfer, target: ptr::null_mut(), buffers: Some(held) }),

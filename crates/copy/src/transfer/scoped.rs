@@ -36,7 +36,7 @@ use crate::request::{Options, Request};
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
 pub struct TransferScope<'scope, 'env: 'scope> {
-    ferry: &'scope Ferry,
+    pub(super) ferry: &'scope Ferry,
     started: Mutex<Vec<Transfer>>,
     /// Invariant, so that `'scope` can neither shrink nor grow.
     scope: PhantomData<&'scope mut &'scope ()>,
@@ -258,7 +258,7 @@ impl<'scope> TransferScope<'scope, '_> {
     /// # Safety
     /// Source and target of the request are borrowed for `'scope`, the target exclusively; the target is `length`
     /// elements at `address`.
-    unsafe fn start<T: Pod>(
+    pub(super) unsafe fn start<T: Pod>(
         &'scope self,
         request: Request<'scope>,
         address: *mut T,
@@ -284,7 +284,7 @@ impl<'scope> TransferScope<'scope, '_> {
     }
 
     /// Makes the scope wait for a transfer before it ends.
-    fn wait_for(&'scope self, transfer: &Transfer) {
+    pub(super) fn wait_for(&'scope self, transfer: &Transfer) {
         if !transfer.is_finished() && !self.ferry.core.wait_config.is_forked() {
             let mut started = lock(&self.started);
             // A long-lived scope drops complete transfers instead of accumulating them.

@@ -11,7 +11,7 @@ use memferry_sys::stats::{self, kinds::Fallback};
 use memferry_sys::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use memferry_sys::sync::{Mutex, lock, thread_local};
 
-use super::Completion;
+use super::{Completion, PartOutput};
 use crate::contract::{Channel, Descriptor, DescriptorScope, ExecutionError};
 use crate::runtime::is_engine_thread;
 
@@ -94,7 +94,7 @@ impl Dispatch {
                     "the channels are full or closed, and no processor can access this memory";
                 completion.fail_unstarted(ExecutionError::Engine { done_bytes: 0, reason });
             }
-            None => completion.finish_whole(Ok(None)),
+            None => completion.finish_whole(Ok(PartOutput::None)),
         }
     }
 

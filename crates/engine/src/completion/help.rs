@@ -1,6 +1,6 @@
 //! Execution of chunks on processors: by channels, by waiting callers, and after an engine failed.
 
-use super::{Chunk, ChunkedWork, Completion};
+use super::{Chunk, ChunkedWork, Completion, PartOutput};
 use crate::contract::ExecutionError;
 
 impl Completion {
@@ -46,8 +46,9 @@ impl Completion {
     fn run_chunk(&self, work: &ChunkedWork, chunk: Chunk) {
         // SAFETY: the creator of the work guarantees its memory until the completion is done, and
         // the claim makes this thread the only one to access the chunk.
-        let difference = unsafe { work.execute(chunk) };
-        self.finish_part(chunk.offset, chunk.length, Ok(difference));
+        let value = unsafe { work.execute(chunk) };
+        let output = PartOutput::new(work.operation, value);
+        self.finish_part(chunk.offset, chunk.length, Ok(output));
     }
 
     /// Executes a run of chunks that an engine claimed and could not copy.
@@ -59,12 +60,21 @@ impl Completion {
     /// Reports the end of a run of chunks that an engine claimed.
     pub(crate) fn finish_claimed(&self, run: Chunk, result: &Result<Option<u64>, ExecutionError>) {
         let Some(work) = self.work() else { return };
+        let has_crc = work.operation.has_crc();
+        if let (true, Ok(Some(crc))) = (has_crc, result) {
+            // The CRC of a run is that of all its chunks together.
+            let bytes_behind = work.length() - (run.offset + run.length);
+            self.output.add(PartOutput::Crc(*crc as u32), run.offset, bytes_behind);
+        }
         for chunk in work.chunks_of(run) {
             // The difference is reported with the chunk that contains it.
             let inside = |at: u64| {
                 (run.offset + at).checked_sub(chunk.offset).filter(|&at| at < chunk.length)
             };
-            let result = result.clone().map(|difference| difference.and_then(inside));
+            let result = result.clone().map(|value| match value.and_then(inside) {
+                Some(at) if !has_crc => PartOutput::Difference(at),
+                _ => PartOutput::None,
+            });
             self.finish_part(chunk.offset, chunk.length, result);
         }
     }

@@ -10,13 +10,14 @@
 //! ```
 //!
 //! Access rules: any thread changes `state`, by atomic operations; engines write `failure` and
-//! `difference` before DONE, users read them after it; `listeners` is accessed under its lock;
+//! `output` before DONE, users read them after it; `listeners` is accessed under its lock;
 //! everything else is fixed before the completion is shared.
 
 mod dispatch;
 mod help;
 mod listeners;
 mod notify;
+mod output;
 mod polling;
 mod segments;
 mod spread;
@@ -28,19 +29,22 @@ use std::time::{Duration, Instant};
 
 use memferry_sys::Futex;
 use memferry_sys::fork::OwnerProcess;
-use memferry_sys::sync::atomic::{AtomicU64, Ordering};
+use memferry_sys::sync::atomic::Ordering;
 use memferry_sys::sync::{Mutex, lock, spin_hint};
 use memferry_sys::{probes, stats};
 
 pub use dispatch::{ChannelBatch, Dispatch};
 pub use listeners::KeepAlive;
 pub use notify::{Notification, PendingNotification};
+pub(crate) use output::PartOutput;
+pub use output::{CrcVariable, TransferOutput};
 pub use segments::{WorkSegment, execute_segments};
 pub use waiters::Waiters;
 pub use work::{Chunk, ChunkedWork};
 
-use crate::contract::{Channel, ExecutionError};
+use crate::contract::{Channel, ExecutionError, Opcode};
 use listeners::CompletionListeners;
+use output::OutputCell;
 
 const DONE: u32 = 1;
 const FAILED: u32 = 2;
@@ -50,32 +54,11 @@ const CANCELLED: u32 = 16;
 /// The engine has written the notification variable itself.
 const NOTIFIED: u32 = 32;
 
-/// The compare has found no difference.
-const EQUAL: u64 = u64::MAX;
-
-/// The output of a successful transfer.
-///
-/// ```
-/// use memferry::{Ferry, Request};
-///
-/// let ferry = Ferry::new()?;
-/// let (left, right) = ([1u8, 2, 3], [1u8, 2, 4]);
-/// let request = Request::compare(left.as_ptr(), right.as_ptr(), 3);
-/// // SAFETY: both arrays live until the call returns, and nothing writes to them.
-/// let output = unsafe { ferry.run_raw(request) }?;
-/// assert_eq!(output.difference, Some(2));
-/// # Ok::<_, Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TransferOutput {
-    /// For a compare: the offset of the first byte that differs, if any.
-    pub difference: Option<u64>,
-}
-
 /// The shared state of one transfer.
 pub struct Completion {
     state: Futex,
-    difference: AtomicU64,
+    output: OutputCell,
+    crc_variable: Option<CrcVariable>,
     notification: Option<PendingNotification>,
     work: Option<ChunkedWork>,
     failure: Mutex<Option<ExecutionError>>,
@@ -102,7 +85,8 @@ impl Completion {
     pub fn whole() -> Self {
         Self {
             state: Futex::new(0),
-            difference: AtomicU64::new(EQUAL),
+            output: OutputCell::new(None),
+            crc_variable: None,
             notification: None,
             work: None,
             failure: Mutex::new(None),
@@ -133,12 +117,29 @@ impl Completion {
 
     /// The completion of a transfer in chunks, which engines claim or receive as parts.
     pub fn chunked(work: ChunkedWork) -> Self {
-        Self { work: Some(work), ..Self::whole() }
+        let output = OutputCell::new(Some(work.operation));
+        Self { work: Some(work), output, ..Self::whole() }
+    }
+
+    /// Sets the operation of a transfer that consists of one descriptor, or of none: the CRC of
+    /// nothing is a result too.
+    pub fn of_operation(mut self, operation: Opcode) -> Self {
+        self.output = OutputCell::new(Some(operation));
+        self
     }
 
     /// Adds a variable that is written after all data is visible and before the completion is done.
     pub fn notifying(mut self, notify: Option<PendingNotification>) -> Self {
         self.notification = notify;
+        self
+    }
+
+    /// Adds a variable that gets the CRC of a successful transfer before the completion is done.
+    ///
+    /// # Safety
+    /// The variable must stay valid until the completion is done, and nothing else may access it.
+    pub unsafe fn storing_crc(mut self, variable: Option<CrcVariable>) -> Self {
+        self.crc_variable = variable;
         self
     }
 
@@ -178,8 +179,7 @@ impl Completion {
             let failure = lock(&self.failure).clone();
             Err(failure.expect("a failure is recorded before it is published"))
         } else {
-            let difference = self.difference.load(Ordering::Relaxed);
-            Ok(TransferOutput { difference: (difference != EQUAL).then_some(difference) })
+            Ok(self.output.load())
         })
     }
 
@@ -241,10 +241,9 @@ impl Completion {
     }
 
     /// Reports the end of the one descriptor of the transfer.
-    pub(crate) fn finish_whole(&self, result: Result<Option<u64>, ExecutionError>) {
+    pub(crate) fn finish_whole(&self, result: Result<PartOutput, ExecutionError>) {
         match result {
-            Ok(None) => {}
-            Ok(Some(difference)) => self.difference.store(difference, Ordering::Relaxed),
+            Ok(output) => self.output.set(output),
             Err(error) => self.record(error),
         }
         self.complete();
@@ -255,14 +254,12 @@ impl Completion {
         &self,
         offset: u64,
         length: u64,
-        result: Result<Option<u64>, ExecutionError>,
+        result: Result<PartOutput, ExecutionError>,
     ) {
         let work = self.work().expect("only chunked transfers have parts");
         let done = match result {
-            Ok(difference) => {
-                if let Some(at) = difference {
-                    self.difference.fetch_min(offset + at, Ordering::Relaxed);
-                }
+            Ok(output) => {
+                self.output.add(output, offset, work.length() - (offset + length));
                 true
             }
             Err(error) => {
@@ -292,6 +289,10 @@ impl Completion {
     /// the last part.
     fn complete(&self) {
         let failed = self.finalize_error();
+        if !failed && self.crc_variable.is_some() {
+            // SAFETY: guaranteed to `storing_crc`; the completion is not done before `publish`.
+            unsafe { CrcVariable::store(self.crc_variable, self.output.load().crc) };
+        }
         if !failed && let Some(notify) = &self.notification {
             match self.state.word().load(Ordering::Relaxed) & NOTIFIED {
                 0 => notify.deliver(),

@@ -6,7 +6,7 @@
 
 use super::work::Chunk;
 use crate::contract::{Kernel, Opcode};
-use crate::runtime::execute;
+use crate::runtime::execute::{self, Operands};
 
 /// One range to copy or fill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub unsafe fn execute_segments(kernel: Kernel, segments: impl Iterator<Item = Wo
         }
         let WorkSegment { operation, value, source, target, length } = segment;
         // SAFETY: the caller upholds the contract.
-        unsafe { execute::run(operation, kernel, source, target, length, value) };
+        unsafe { execute::run(operation, kernel, Operands::new(source, target), length, value) };
     }
 }
 
@@ -97,8 +97,7 @@ impl SegmentList {
                 execute::run(
                     segment.operation,
                     kernel,
-                    segment.source.wrapping_add(skipped),
-                    segment.target.wrapping_add(skipped),
+                    Operands::new(segment.source, segment.target).moved_by(skipped),
                     stop - offset,
                     segment.value,
                 );

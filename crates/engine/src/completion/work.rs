@@ -9,7 +9,7 @@ use memferry_sys::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::segments::{SegmentList, WorkSegment};
 use crate::contract::{Kernel, MemoryKind, Opcode};
-use crate::runtime::execute;
+use crate::runtime::execute::{self, Operands};
 
 /// Claims are deferred: no chunk may be claimed yet.
 const DEFERRED: u64 = 1 << 63;
@@ -37,6 +37,8 @@ pub struct ChunkedWork {
     pub(crate) target: u64,
     pub(crate) length: u64,
     pub(crate) value: u8,
+    /// The second target of a dualcast.
+    second: u64,
     memory: (MemoryKind, MemoryKind),
     chunk_bytes: u64,
     /// The ranges of a work over many; source, target and value above are unused then.
@@ -114,6 +116,7 @@ impl ChunkedWork {
             target,
             length,
             value,
+            second: 0,
             memory: (MemoryKind::Host, MemoryKind::Host),
             chunk_bytes,
             segments: None,
@@ -152,6 +155,21 @@ impl ChunkedWork {
     pub fn in_memory(mut self, source: MemoryKind, target: MemoryKind) -> Self {
         self.memory = (source, target);
         self
+    }
+
+    /// Sets the second target of a dualcast.
+    ///
+    /// # Safety
+    /// As for the target in [`ChunkedWork::new`]. The second target must overlap neither source nor
+    /// target.
+    pub unsafe fn with_second_target(mut self, second: u64) -> Self {
+        self.second = second;
+        self
+    }
+
+    /// The second target of a dualcast.
+    pub(crate) fn second_target(&self) -> u64 {
+        self.second
     }
 
     /// The kinds of memory of source and target.
@@ -288,7 +306,7 @@ impl ChunkedWork {
             .fold(false, |_, chunk| self.finish(chunk.offset, chunk.length, false))
     }
 
-    /// Executes a chunk on the calling processor.
+    /// Executes a chunk on the calling processor; returns the value of [`execute::run`].
     ///
     /// # Safety
     /// The chunk must have been claimed by the caller, and the completion must not be done.
@@ -298,13 +316,13 @@ impl ChunkedWork {
             unsafe { segments.execute(self.kernel, self.chunk_bytes, chunk) };
             return None;
         }
-        // SAFETY: the chunk lies inside the range that the caller of `ChunkedWork::new` guarantees.
+        let operands = Operands { source: self.source, target: self.target, second: self.second };
+        // SAFETY: the chunk lies inside the ranges that the creator of the work guarantees.
         unsafe {
             execute::run(
                 self.operation,
                 self.kernel,
-                self.source.wrapping_add(chunk.offset),
-                self.target.wrapping_add(chunk.offset),
+                operands.moved_by(chunk.offset),
                 chunk.length,
                 self.value,
             )

@@ -35,6 +35,17 @@ pub enum MemoryKind {
 pub struct OpcodeSet(u8);
 
 impl OpcodeSet {
+    /// Every operation.
+    pub const ALL: Self = Self::of(&[
+        Opcode::Copy,
+        Opcode::Move,
+        Opcode::Fill,
+        Opcode::Compare,
+        Opcode::Crc,
+        Opcode::CopyCrc,
+        Opcode::Dualcast,
+    ]);
+
     /// The set of the given operations.
     pub const fn of(operations: &[Opcode]) -> Self {
         let (mut bits, mut index) = (0, 0);

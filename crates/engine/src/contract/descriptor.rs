@@ -1,11 +1,13 @@
 //! The descriptor: one command to a channel, within the limits of the engine.
 
+mod report;
+
 use std::fmt;
 use std::sync::Arc;
 
-use super::{DescriptorLeases, ExecutionError, Kernel, MemoryKind, Opcode};
+use super::{DescriptorLeases, Kernel, MemoryKind, Opcode};
 use crate::completion::{Chunk, ChunkedWork, Completion, PendingNotification};
-use crate::runtime::execute;
+use crate::runtime::execute::{self, Operands};
 
 /// The part of its transfer that a descriptor covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +48,9 @@ pub struct Descriptor {
     source: u64,
     target: u64,
     length: u64,
-    offset: u64,
+    /// Of a part: its offset in the transfer. Of a whole dualcast: the second target, which those of
+    /// a part and of a work offer find in the work. One field, because of the size.
+    position: u64,
     completion: Option<Arc<Completion>>,
     /// Dropped last: the memory stays pinned while the descriptor exists.
     leases: Option<Arc<DescriptorLeases>>,
@@ -84,7 +88,8 @@ impl Descriptor {
     /// # Safety
     /// Until the descriptor is finished, the source must stay valid for reads and the target for
     /// writes of `length` bytes (those that the operation uses), and no other thread or device may
-    /// access the target, or write to the source. For [`Opcode::Copy`] the two must not overlap.
+    /// access the target, or write to the source. Except for [`Opcode::Move`] the two must not
+    /// overlap. An [`Opcode::Dualcast`] must have a [second target](Descriptor::with_second_target).
     #[inline]
     pub unsafe fn new(operation: Opcode, source: u64, target: u64, length: u64) -> Self {
         Self {
@@ -98,7 +103,7 @@ impl Descriptor {
             source,
             target,
             length,
-            offset: 0,
+            position: 0,
             completion: None,
             leases: None,
         }
@@ -121,7 +126,7 @@ impl Descriptor {
             source: work.source,
             target: work.target,
             length: work.length,
-            offset: 0,
+            position: 0,
             completion: Some(completion),
             leases: None,
         }
@@ -137,6 +142,18 @@ impl Descriptor {
     #[inline]
     pub fn value(mut self, value: u8) -> Self {
         self.value = value;
+        self
+    }
+
+    /// Sets the second target of a dualcast. A [part](Descriptor::part_of) of a transfer has that of
+    /// the transfer ([`ChunkedWork::with_second_target`]).
+    ///
+    /// # Safety
+    /// As for the target in [`Descriptor::new`]. The second target must overlap neither source nor
+    /// target.
+    #[inline]
+    pub unsafe fn with_second_target(mut self, second: u64) -> Self {
+        self.position = second;
         self
     }
 
@@ -204,7 +221,7 @@ impl Descriptor {
     /// memory when all bytes were reported.
     pub unsafe fn part_of(mut self, completion: Arc<Completion>, offset: u64) -> Self {
         self.scope = DescriptorScope::Part;
-        self.offset = offset;
+        self.position = offset;
         self.completion = Some(completion);
         self
     }
@@ -215,8 +232,8 @@ impl Descriptor {
     /// # Safety
     /// The copy must be finished before the original is.
     pub unsafe fn unreported_copy(&self, length: u64) -> Self {
-        let leases = self.leases.clone();
-        Self { completion: None, leases, scope: DescriptorScope::Whole, length, ..*self }
+        let (leases, position) = (self.leases.clone(), self.second_target().unwrap_or(0));
+        Self { completion: None, leases, scope: DescriptorScope::Whole, position, length, ..*self }
     }
 
     /// The operation.
@@ -237,6 +254,31 @@ impl Descriptor {
     /// The target address.
     pub fn target(&self) -> u64 {
         self.target
+    }
+
+    /// The second target address of a dualcast; `None` for every other operation.
+    pub fn second_target(&self) -> Option<u64> {
+        if self.operation != Opcode::Dualcast {
+            return None;
+        }
+        let work = self.completion.as_ref().and_then(|completion| completion.work());
+        match self.scope {
+            DescriptorScope::Whole => Some(self.position),
+            DescriptorScope::Part | DescriptorScope::WorkOffer => {
+                Some(work?.second_target().wrapping_add(self.offset()))
+            }
+        }
+    }
+
+    /// The addresses, for a processor.
+    pub(crate) fn operands(&self) -> Operands {
+        let second = self.second_target().unwrap_or(0);
+        Operands { source: self.source, target: self.target, second }
+    }
+
+    /// The offset in its transfer.
+    fn offset(&self) -> u64 {
+        if self.scope == DescriptorScope::Part { self.position } else { 0 }
     }
 
     /// The length in bytes.
@@ -309,7 +351,7 @@ impl Descriptor {
     pub fn final_notification(&self) -> Option<PendingNotification> {
         let completion = self.completion.as_ref()?;
         let end = completion.work().map_or(self.length, ChunkedWork::length);
-        completion.notification().filter(|_| self.offset + self.length == end)
+        completion.notification().filter(|_| self.offset() + self.length == end)
     }
 
     /// Whether the outstanding bytes of its transfer are exactly this descriptor and `before`
@@ -341,19 +383,26 @@ impl Descriptor {
     /// Executes the descriptor on the calling processor and reports. Returns the bytes that this
     /// call moved, which for a work offer may be fewer than the length.
     #[inline]
-    pub fn run(mut self) -> u64 {
+    pub fn run(self) -> u64 {
+        self.run_valued().0
+    }
+
+    /// [`Descriptor::run`] that returns the value too, as [`Descriptor::finish`] takes it; that of a
+    /// work offer is reported to its transfer alone.
+    #[inline]
+    pub fn run_valued(mut self) -> (u64, Option<u64>) {
         assert!(self.is_host_only(), "a processor cannot access device memory");
         if self.scope == DescriptorScope::WorkOffer {
             let completion = self.completion.as_ref().expect("a work offer has a completion");
             completion.pass_on();
-            return completion.run_from_front();
+            return (completion.run_from_front(), None);
         }
         // SAFETY: the creator of the descriptor guarantees its memory until it is finished.
-        let difference = unsafe { self.execute_range(0, self.length) };
+        let value = unsafe { self.execute_range(0, self.length) };
         if let Some(completion) = self.completion.take() {
-            self.report(&completion, Ok(difference));
+            self.report(&completion, Ok(value));
         }
-        self.length
+        (self.length, value)
     }
 
     /// Executes a range of the descriptor on the calling processor without reporting.
@@ -363,20 +412,20 @@ impl Descriptor {
     /// host memory.
     unsafe fn execute_range(&self, from: u64, to: u64) -> Option<u64> {
         if from == to {
-            return None;
+            return self.operation.has_crc().then_some(0);
         }
         // SAFETY: the range lies inside the descriptor's memory.
         unsafe {
             execute::run(
                 self.operation,
                 self.kernel,
-                self.source.wrapping_add(from),
-                self.target.wrapping_add(from),
+                self.operands().moved_by(from),
                 to - from,
                 self.value,
             )
         }
-        .map(|at| at + from)
+        // An operation with a CRC has no part that is done: it starts from 0.
+        .map(|value| value + from)
     }
 
     /// For a work offer: claims the next bytes of the transfer, as whole chunks: at least one
@@ -390,89 +439,6 @@ impl Descriptor {
         let work = self.completion.as_ref().and_then(|completion| completion.work());
         work.map_or(0, ChunkedWork::unclaimed_bytes)
     }
-
-    /// Reports the end of bytes that were claimed by [`Descriptor::claim`]: `Ok` with the offset in
-    /// them of the first difference for a compare, or an error. After a recoverable error the
-    /// calling processor finishes the bytes, as in [`Descriptor::finish`].
-    ///
-    /// # Safety
-    /// The bytes must have been claimed through this descriptor, each is reported once, and nothing
-    /// accesses them any more: the owner frees the memory when all bytes were reported.
-    pub unsafe fn finish_claimed(
-        &self,
-        claimed: Chunk,
-        result: Result<Option<u64>, ExecutionError>,
-    ) {
-        let Some(completion) =
-            self.completion.as_ref().filter(|_| self.scope == DescriptorScope::WorkOffer)
-        else {
-            return;
-        };
-        match result {
-            Err(error) if error.is_recoverable() && self.is_host_only() => {
-                completion.run_claimed(claimed);
-            }
-            result => completion.finish_claimed(claimed, &result),
-        }
-    }
-
-    /// Reports the end of the descriptor: `Ok` with the offset of the first difference for a
-    /// compare, or an error. If the engine failed but the memory is valid host memory, the calling
-    /// processor finishes the rest and the transfer succeeds. Without a completion the rest is not
-    /// finished, and only the channel's `error_of` reports the failure.
-    pub fn finish(mut self, result: Result<Option<u64>, ExecutionError>) {
-        let Some(completion) = self.completion.take() else {
-            return;
-        };
-        if self.scope == DescriptorScope::WorkOffer {
-            // The work offer is declined: its unclaimed chunks stay available to the other
-            // claimants.
-            return;
-        }
-        let result = match result {
-            Err(error) if error.is_recoverable() && self.is_host_only() => {
-                let from = self.fallback_start(error.done_bytes());
-                // SAFETY: the creator guarantees the memory until the descriptor is finished, which
-                // happens below.
-                Ok(unsafe { self.execute_range(from, self.length) })
-            }
-            other => other,
-        };
-        self.report(&completion, result);
-    }
-
-    fn report(&self, completion: &Completion, result: Result<Option<u64>, ExecutionError>) {
-        match self.scope {
-            DescriptorScope::Whole
-                if self.flags.has(DescriptorFlags::NO_LISTENERS) && result == Ok(None) =>
-            {
-                completion.finish_unlistened();
-            }
-            DescriptorScope::Whole => completion.finish_whole(result),
-            DescriptorScope::Part => completion.finish_part(self.offset, self.length, result),
-            DescriptorScope::WorkOffer => {}
-        }
-    }
-
-    /// The offset from which a processor continues after a failed engine. An overlapping copy
-    /// cannot be resumed half-way, because part of its source may be overwritten: engines report
-    /// such a failure before the first byte.
-    fn fallback_start(&self, done_bytes: u64) -> u64 {
-        match self.operation {
-            Opcode::Copy | Opcode::Fill => done_bytes.min(self.length),
-            Opcode::Move | Opcode::Compare => 0,
-        }
-    }
-}
-
-impl Drop for Descriptor {
-    #[inline]
-    fn drop(&mut self) {
-        if let Some(completion) = self.completion.take() {
-            let reason = "its channel closed before it was executed (did the engine panic?)";
-            self.report(&completion, Err(ExecutionError::Engine { done_bytes: 0, reason }));
-        }
-    }
 }
 
 impl fmt::Debug for Descriptor {
@@ -483,7 +449,7 @@ impl fmt::Debug for Descriptor {
             .field("source", &format_args!("{:#x}", self.source))
             .field("target", &format_args!("{:#x}", self.target))
             .field("length", &self.length)
-            .field("offset", &self.offset)
+            .field("position", &self.position)
             .finish_non_exhaustive()
     }
 }

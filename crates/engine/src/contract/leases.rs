@@ -19,8 +19,10 @@ use super::{Descriptor, Opcode};
 pub struct DescriptorLeases {
     /// The lease of the source, if the operation reads one in host memory.
     pub source: Option<Arc<Lease>>,
-    /// The lease of the target, if it is in host memory.
+    /// The lease of the target, if there is one in host memory.
     pub target: Option<Arc<Lease>>,
+    /// The lease of the second target of a dualcast.
+    pub second: Option<Arc<Lease>>,
     /// The lease of the transfer's notification variable, for engines that write it themselves.
     pub variable: Option<Arc<Lease>>,
 }
@@ -53,6 +55,11 @@ impl Descriptor {
     /// The location of the pinned target. `None` if any of it is not pinned.
     pub fn pinned_target(&self) -> Option<PinnedLocation> {
         locate(self.leases()?.target.as_deref()?, self.target(), self.length())
+    }
+
+    /// The location of the pinned second target of a dualcast. `None` if any of it is not pinned.
+    pub fn pinned_second(&self) -> Option<PinnedLocation> {
+        locate(self.leases()?.second.as_deref()?, self.second_target()?, self.length())
     }
 }
 
@@ -91,16 +98,25 @@ impl Opcode {
     /// The access that the source must be pinned for; `None` if the operation has no source.
     pub fn source_access(self) -> Option<Access> {
         match self {
-            Self::Copy | Self::Move | Self::Compare => Some(Access::Read),
+            Self::Copy
+            | Self::Move
+            | Self::Compare
+            | Self::Crc
+            | Self::CopyCrc
+            | Self::Dualcast => Some(Access::Read),
             Self::Fill => None,
         }
     }
 
-    /// The access that the target must be pinned for.
-    pub fn target_access(self) -> Access {
+    /// The access that the target must be pinned for, and the second one of a dualcast; `None` if
+    /// the operation has no target.
+    pub fn target_access(self) -> Option<Access> {
         match self {
-            Self::Copy | Self::Move | Self::Fill => Access::Write,
-            Self::Compare => Access::Read,
+            Self::Copy | Self::Move | Self::Fill | Self::CopyCrc | Self::Dualcast => {
+                Some(Access::Write)
+            }
+            Self::Compare => Some(Access::Read),
+            Self::Crc => None,
         }
     }
 }

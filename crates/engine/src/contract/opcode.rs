@@ -21,6 +21,24 @@ pub enum Opcode {
     Fill,
     /// Find the first byte in which source and target differ.
     Compare,
+    /// Compute the CRC-32C of the source. There is no target.
+    Crc,
+    /// Copy between ranges that do not overlap, and compute the CRC-32C of the source.
+    CopyCrc,
+    /// Copy one source to two targets; none of the three ranges overlaps another.
+    Dualcast,
+}
+
+impl Opcode {
+    /// Whether the operation computes a CRC.
+    pub const fn has_crc(self) -> bool {
+        matches!(self, Self::Crc | Self::CopyCrc)
+    }
+
+    /// Whether a descriptor reports a value at its end: that of a compare or a CRC.
+    pub const fn has_value(self) -> bool {
+        matches!(self, Self::Compare | Self::Crc | Self::CopyCrc)
+    }
 }
 
 /// The copy loop of a processor. Other engines ignore it.

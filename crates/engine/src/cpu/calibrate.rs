@@ -15,7 +15,7 @@ use memferry_sys::throttle::ThrottleMonitor;
 use super::channel;
 use super::profile::{CpuProfile, ProfileOrigin};
 use crate::contract::{Channel, ChannelOptions, Descriptor, Kernel, Opcode};
-use crate::runtime::execute;
+use crate::runtime::execute::{self, Operands};
 use crate::runtime::profile_store::{MeasureError, check_contention, check_throttling};
 use crate::runtime::threaded::ThreadedChannel;
 
@@ -208,7 +208,9 @@ impl CpuCalibrator {
         let (source, target) = (self.source_at(from), self.target_at(from));
         // SAFETY: both ranges lie inside the buffers, which are distinct and owned by `self`; a
         // busy channel has another range. Kernels come from the list of supported ones.
-        unsafe { execute::run(Opcode::Copy, kernel, source, target, (to - from) as u64, 0) };
+        unsafe {
+            execute::run(Opcode::Copy, kernel, Operands::new(source, target), (to - from) as u64, 0)
+        };
     }
 
     /// The one-way time in nanoseconds: half of the round trip of a descriptor of one byte.

@@ -11,7 +11,7 @@ pub use profile::{CpuProfile, ProfileError, ProfileOrigin, ProfileSource};
 
 use crate::contract::{
     Capabilities, Channel, ChannelOptions, CopyDirection, CostLine, Engine, Kernel, MemoryKind,
-    MemoryKindSet, Opcode, OpcodeSet, OpenError, RegistrationMode,
+    MemoryKindSet, OpcodeSet, OpenError, RegistrationMode,
 };
 use crate::runtime::threaded::WindowKernel;
 
@@ -50,12 +50,7 @@ impl CpuEngine {
         let is_single_core = memferry_sys::affinity::allowed_cores().len() == 1;
         Self {
             capabilities: Capabilities {
-                operations: OpcodeSet::of(&[
-                    Opcode::Copy,
-                    Opcode::Move,
-                    Opcode::Fill,
-                    Opcode::Compare,
-                ]),
+                operations: OpcodeSet::ALL,
                 memory: MemoryKindSet::of(&[MemoryKind::Host]),
                 max_descriptor_bytes: usize::MAX,
                 preferred_alignment: 64,

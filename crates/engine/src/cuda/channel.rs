@@ -14,7 +14,7 @@ use super::in_flight::{ActiveDescriptor, CopyRoute, InFlightCopy};
 use crate::contract::{
     ChannelOptions, DescriptorScope, ExecutionError, Opcode, OpenError, Sequence,
 };
-use crate::runtime::execute;
+use crate::runtime::execute::{self, Operands};
 use crate::runtime::threaded::{ChannelShared, ThreadedChannel};
 
 /// The maximum number of copies in flight: enough that the device does not run out of work while
@@ -225,7 +225,15 @@ impl CudaWorker {
                     let kernel = active.descriptor.processor_kernel();
                     // SAFETY: the creator guarantees the target until the descriptor is reported,
                     // and the device has written the staging buffer.
-                    unsafe { execute::run(Opcode::Copy, kernel, slot, target, chunk.length, 0) };
+                    unsafe {
+                        execute::run(
+                            Opcode::Copy,
+                            kernel,
+                            Operands::new(slot, target),
+                            chunk.length,
+                            0,
+                        )
+                    };
                 }
                 self.host_staging.free(slot);
                 self.events.push(end);

@@ -9,7 +9,7 @@ use super::host_staging::StagingAlloc;
 use super::in_flight::CopyRoute;
 use crate::Kernel;
 use crate::contract::{CopyDirection, MemoryKind, Opcode};
-use crate::runtime::execute;
+use crate::runtime::execute::{self, Operands};
 
 impl CudaWorker {
     /// Issues a copy of the newest descriptor.
@@ -43,6 +43,11 @@ impl CudaWorker {
                 Err(failed("a move needs source and target in one kind of memory")),
             ),
             (Opcode::Compare, _) => self.compare(),
+            // Not among the capabilities: the processor executes them where it can.
+            (Opcode::Crc | Opcode::CopyCrc | Opcode::Dualcast, _) => self.complete_unissued(
+                u64::MAX,
+                Err(failed("the GPU engine does not support this operation")),
+            ),
         }
     }
 
@@ -84,7 +89,9 @@ impl CudaWorker {
         };
         // SAFETY: the creator guarantees the source, and the staging buffer is allocated and large
         // enough.
-        unsafe { execute::run(Opcode::Copy, Kernel::Cached, source, slot, length, 0) };
+        unsafe {
+            execute::run(Opcode::Copy, Kernel::Cached, Operands::new(source, slot), length, 0)
+        };
         let expected_ns = self.expected_completion_ns(0, CopyDirection::HOST_TO_DEVICE, length);
         let stream = self.to_device;
         // SAFETY: the creator guarantees the target, and the staging buffer stays allocated, until

@@ -11,7 +11,7 @@ use super::channel::{CudaWorker, IssueResult, MAX_COPY_BYTES, failed};
 use super::in_flight::{CopyRoute, InFlightCopy};
 use crate::Kernel;
 use crate::contract::{CopyDirection, ExecutionError};
-use crate::runtime::execute;
+use crate::runtime::execute::{self, Operands};
 
 impl CudaWorker {
     /// Executes on the processor what it can, in this call.
@@ -22,8 +22,9 @@ impl CudaWorker {
         let (operation, value) = (active.descriptor.operation(), active.descriptor.fill_value());
         // SAFETY: the creator guarantees the memory until the descriptor is reported, and it is
         // host memory.
-        let difference =
-            unsafe { execute::run(operation, Kernel::Cached, source, target, length, value) };
+        let difference = unsafe {
+            execute::run(operation, Kernel::Cached, Operands::new(source, target), length, value)
+        };
         self.complete_unissued(length, Ok(difference))
     }
 

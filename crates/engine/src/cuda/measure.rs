@@ -7,7 +7,7 @@ use memferry_sys::Pages;
 use memferry_sys::cuda::{CudaDriver, CudaEvent, CudaStream, DriverError, MemcpyKind};
 
 use super::CudaProfile;
-use crate::runtime::execute;
+use crate::runtime::execute::{self, Operands};
 use crate::{Kernel, Opcode};
 
 impl CudaProfile {
@@ -162,7 +162,13 @@ impl<'a> CudaCalibrator<'a> {
             let length = Self::STAGING_BYTES as u64;
             // SAFETY: both are this measurement's own, and of this size.
             unsafe {
-                execute::run(Opcode::Copy, Kernel::Cached, source, self.ring, length, 0);
+                execute::run(
+                    Opcode::Copy,
+                    Kernel::Cached,
+                    Operands::new(source, self.ring),
+                    length,
+                    0,
+                );
             }
         }
         BYTES as f64 / nanoseconds(start)

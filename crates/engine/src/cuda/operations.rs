@@ -9,7 +9,7 @@ use super::host_staging::StagingAlloc;
 use super::in_flight::CopyRoute;
 use crate::Kernel;
 use crate::contract::{CopyDirection, MemoryKind, Opcode};
-use crate::runtime::execute;
+use crate::runtime::execute::{self, Operands};
 
 impl CudaWorker {
     /// Fills device memory.
@@ -142,8 +142,15 @@ impl CudaWorker {
             outcome = sides.map(|(left, right)| {
                 // SAFETY: both are host memory of this length: a staging buffer, or guaranteed by
                 // the creator.
-                let found =
-                    unsafe { execute::run(Opcode::Compare, Kernel::Cached, left, right, bytes, 0) };
+                let found = unsafe {
+                    execute::run(
+                        Opcode::Compare,
+                        Kernel::Cached,
+                        Operands::new(left, right),
+                        bytes,
+                        0,
+                    )
+                };
                 found.map(|difference| at + difference)
             });
             at += bytes;

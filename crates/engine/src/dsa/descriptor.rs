@@ -114,6 +114,14 @@ pub enum DsaOperation {
     },
 }
 
+/// Whether a dualcast can have these two targets: bits 11 to 0 of their addresses must be equal. The
+/// device rejects others with the status
+/// [`DUALCAST_OFFSETS`](super::record::status::DUALCAST_OFFSETS), which is `DSA_COMP_DCAST_ERR` in
+/// the kernel's `idxd.h`. (SPDK demands more: both targets at the start of a page.)
+pub const fn has_dualcast_offsets(target: u64, second: u64) -> bool {
+    (target ^ second) & 0xFFF == 0
+}
+
 impl DsaOperation {
     /// The opcode.
     pub const fn opcode(&self) -> u8 {

@@ -258,6 +258,9 @@ fn capabilities(limits: &QueueLimits) -> Capabilities {
         (Opcode::Copy, device::MEMMOVE),
         (Opcode::Fill, device::FILL),
         (Opcode::Compare, device::COMPARE),
+        (Opcode::Crc, device::CRC),
+        (Opcode::CopyCrc, device::COPY_CRC),
+        (Opcode::Dualcast, device::DUALCAST),
     ];
     let supported = known.iter().filter(|(_, opcode)| limits.supports(*opcode));
     let operations: Vec<_> = supported.map(|(operation, _)| *operation).collect();

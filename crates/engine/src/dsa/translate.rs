@@ -36,7 +36,18 @@ pub(super) fn slots(
     let flags = cache & operation.valid_flags();
     let whole = Slot::new(operation, length as u32, flags);
     let target = match operation {
-        DsaOperation::Copy { target, .. } | DsaOperation::Fill { target, .. } => target,
+        DsaOperation::Dualcast { source, target, second }
+            if !super::descriptor::has_dualcast_offsets(target, second) =>
+        {
+            // One copy for each target, reported together.
+            let copy =
+                |target| Slot::new(DsaOperation::Copy { source, target }, length as u32, flags);
+            return Ok((Slot { joins_next: true, ..copy(target) }, Some(copy(second))));
+        }
+        DsaOperation::Copy { target, .. }
+        | DsaOperation::Fill { target, .. }
+        | DsaOperation::Dualcast { target, .. } => target,
+        // A CRC is that of one descriptor.
         _ => return Ok((whole, None)),
     };
     let head = target.next_multiple_of(LINE_BYTES) - target;
@@ -67,6 +78,15 @@ fn operation(descriptor: &Descriptor, port: &dyn WorkQueue) -> Result<DsaOperati
             DsaOperation::Fill { pattern, target: target()? }
         }
         Opcode::Compare => DsaOperation::Compare { left: source()?, right: target()? },
+        // The CRC of a part is that of its own bytes: those of a transfer are combined at its end.
+        Opcode::Crc => DsaOperation::Crc { source: source()?, seed: 0 },
+        Opcode::CopyCrc => DsaOperation::CopyCrc { source: source()?, target: target()?, seed: 0 },
+        Opcode::Dualcast => {
+            let second = descriptor.second_target().ok_or(NOT_PINNED)?;
+            let second = port.address(descriptor.pinned_second(), second, length);
+            let second = second.ok_or(NOT_PINNED)?;
+            DsaOperation::Dualcast { source: source()?, target: target()?, second }
+        }
         // A move that fails half-way cannot be repeated by the processor.
         Opcode::Move => return Err("the accelerator does not copy overlapping memory"),
     })

@@ -297,7 +297,9 @@ impl IoatQueue {
         let is_supported = match descriptor.operation() {
             Opcode::Copy => true,
             Opcode::Fill => self.config.supports_fill,
-            Opcode::Move | Opcode::Compare => false,
+            Opcode::Move | Opcode::Compare | Opcode::Crc | Opcode::CopyCrc | Opcode::Dualcast => {
+                false
+            }
         };
         if self.is_broken || self.config.pages.is_revoked() {
             Some(BROKEN)

@@ -14,7 +14,7 @@ use super::e1000e::{E1000e, RxStatus};
 use super::frame::{BUFFER_BYTES, Frame, MAX_FRAGMENTS, Payload, TxFragment, checksum};
 use crate::contract::{Descriptor, Kernel, NotificationWrite, Opcode, PinnedLocation};
 use crate::pci::{ChannelSlot, HardwareQueue, HwStatus, PostResult};
-use crate::runtime::execute;
+use crate::runtime::execute::{self, Operands};
 
 /// The length in bytes below which the processor copies: the header of a frame would be longer.
 const SHORT_BYTES: u64 = 128;
@@ -189,7 +189,9 @@ impl NicQueue {
         // SAFETY: the creator of the descriptor guarantees its memory until it is finished; it is
         // host memory and does not overlap, which `reject_reason` checked. No frame has these
         // bytes.
-        unsafe { execute::run(Opcode::Copy, Kernel::Cached, source, target, bytes, 0) };
+        unsafe {
+            execute::run(Opcode::Copy, Kernel::Cached, Operands::new(source, target), bytes, 0)
+        };
         self.counters.bytes_by_processor.fetch_add(bytes, Ordering::Relaxed);
         bytes
     }

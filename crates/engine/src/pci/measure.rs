@@ -39,6 +39,7 @@ pub(crate) fn measure(engine: &dyn Engine) -> Option<CostLine> {
     let leases = Arc::new(DescriptorLeases {
         source: lease(&source, Access::Read)?,
         target: lease(&target, Access::Write)?,
+        second: None,
         variable: None,
     });
     // Dropped before the memory: the drop waits for everything in flight.

@@ -21,7 +21,7 @@ pub(crate) const UNTOUCHED: u8 = 0xC3;
 
 /// The outcome of a successful copy.
 pub(crate) const OK: Result<TransferOutput, ExecutionError> =
-    Ok(TransferOutput { difference: None });
+    Ok(TransferOutput { difference: None, crc: None });
 
 /// Limits that no test exceeds.
 pub(crate) const PLENTY: PinCacheLimits = PinCacheLimits { max_bytes: 1 << 30, max_entries: 1024 };

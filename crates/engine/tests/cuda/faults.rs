@@ -234,7 +234,7 @@ fn comparisons_beside_copies_that_need_the_same_ring_end() {
         })
         .collect();
     for completion in completions {
-        assert_eq!(outcome(&completion), Ok(TransferOutput { difference: None }));
+        assert_eq!(outcome(&completion), Ok(TransferOutput::default()));
     }
     for other in &others {
         check(&subject.download(other), 0, &bytes, "the copies");

@@ -2,5 +2,6 @@
 #![cfg(not(loom))]
 
 mod devices;
+mod operations;
 mod queues;
 mod rig;

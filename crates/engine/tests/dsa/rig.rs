@@ -45,6 +45,7 @@ impl DsaRig {
             Arc::new(DescriptorLeases {
                 source: lease(&source, Access::Read),
                 target: lease(&target, Access::Write),
+                second: lease(&target, Access::Write),
                 variable: None,
             })
         });
@@ -66,12 +67,32 @@ impl DsaRig {
         target: u64,
         length: usize,
     ) -> (Descriptor, Arc<Completion>) {
-        let completion = Arc::new(Completion::whole());
         // SAFETY: memory of the rig, which outlives the channel, or memory of which a test wants
-        // to know that it is not accessible; nothing else reports to the completion.
-        let descriptor = unsafe {
-            Descriptor::new(operation, source, target, length as u64).completes(completion.clone())
-        };
+        // to know that it is not accessible.
+        self.complete(unsafe { Descriptor::new(operation, source, target, length as u64) })
+    }
+
+    /// A copy of the start of the source to two parts of the target, as a descriptor.
+    pub(crate) fn dualcast(
+        &self,
+        first: usize,
+        second: usize,
+        length: usize,
+    ) -> (Descriptor, Arc<Completion>) {
+        assert!(first.max(second) + length <= BYTES && first.abs_diff(second) >= length);
+        let (source, target) = (self.source.as_ptr() as u64, self.target.as_ptr() as u64);
+        let [first, second] = [first, second].map(|at| target + at as u64);
+        // SAFETY: memory of the rig, which outlives the channel; the targets do not overlap.
+        self.complete(unsafe {
+            Descriptor::new(Opcode::Dualcast, source, first, length as u64)
+                .with_second_target(second)
+        })
+    }
+
+    fn complete(&self, descriptor: Descriptor) -> (Descriptor, Arc<Completion>) {
+        let completion = Arc::new(Completion::whole());
+        // SAFETY: nothing else reports to the completion.
+        let descriptor = unsafe { descriptor.completes(completion.clone()) };
         let descriptor = match &self.leases {
             Some(leases) => descriptor.pinned_by(leases.clone()),
             None => descriptor,

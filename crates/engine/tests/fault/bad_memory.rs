@@ -109,7 +109,7 @@ fn what_follows_bad_memory_is_not_begun_and_what_follows_a_rescue_is() {
                 assert_eq!(result, Err(ExecutionError::Predecessor));
                 second.check(Opcode::Copy, 0);
             } else {
-                assert_eq!(result, Ok(TransferOutput { difference: None }));
+                assert_eq!(result, Ok(TransferOutput::default()));
                 first.check(Opcode::Copy, 200);
                 second.check(Opcode::Copy, 200);
             }

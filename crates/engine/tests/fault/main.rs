@@ -4,6 +4,7 @@
 
 mod bad_memory;
 mod buffers;
+mod checksums;
 mod queue;
 mod recover;
 

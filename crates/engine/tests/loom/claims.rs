@@ -77,7 +77,7 @@ impl Fill {
     /// Checks that the outcome agrees with the filled bytes.
     fn check(&self) {
         match self.completion.outcome().expect("it is over") {
-            Ok(TransferOutput { difference }) => {
+            Ok(TransferOutput { difference, .. }) => {
                 assert_eq!((difference, self.filled()), (None, self.length));
             }
             Err(error) => {

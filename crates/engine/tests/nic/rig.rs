@@ -66,6 +66,7 @@ impl NicRig {
         let pins = DescriptorLeases {
             source: self.lease(source, length, Access::Read),
             target: self.lease(target, length, Access::Write),
+            second: None,
             variable: variable.and_then(|at| self.lease(at, 8, Access::Write)),
         };
         // SAFETY: both lie inside memory that outlives the channel, and nothing else uses it.

@@ -22,8 +22,10 @@
 
 mod batches;
 mod buffers;
+mod checksums;
 mod chunks;
 mod close;
+mod dualcasts;
 mod numbers;
 mod order;
 mod pinning;
@@ -183,6 +185,15 @@ suite! { $;
         comparisons_find_the_first_difference,
         overlapping_moves_have_the_result_of_memmove,
         every_kernel_moves_the_same_bytes;
+    checksums:
+        crcs_of_every_size_are_those_of_the_standard,
+        copies_with_a_crc_move_every_byte_and_return_it,
+        crcs_of_chunks_make_the_crc_of_the_whole,
+        a_cancelled_copy_with_a_crc_has_no_crc_or_the_right_one;
+    dualcasts:
+        dualcasts_of_every_size_write_both_targets_and_nothing_else,
+        dualcasts_cut_into_chunks_arrive_whole_at_both_targets,
+        a_cancelled_dualcast_counts_the_chunks_that_both_targets_have;
     batches:
         a_batch_larger_than_the_ring_arrives_whole,
         empty_places_of_a_batch_are_skipped,

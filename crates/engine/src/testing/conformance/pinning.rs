@@ -44,7 +44,10 @@ impl PinningChannel {
         let (source_memory, target_memory) = descriptor.memory_kinds();
         let leases = DescriptorLeases {
             source: lease(source_memory, descriptor.source(), operation.source_access()),
-            target: lease(target_memory, descriptor.target(), Some(operation.target_access())),
+            target: lease(target_memory, descriptor.target(), operation.target_access()),
+            second: descriptor
+                .second_target()
+                .and_then(|second| lease(target_memory, second, operation.target_access())),
             variable: descriptor.final_notification().map(|notify| {
                 const WORD: u64 = size_of::<u64>() as u64;
                 Arc::new(self::lease(&self.cache, notify.address(), WORD, Access::Write))
@@ -131,8 +134,8 @@ pub(super) fn memory_pinned_for_another_place_is_not_touched_by_the_engine(
         let length = descriptor.length();
         let source = Arc::new(lease(cache, descriptor.source(), length, Access::Read));
         let target = Arc::new(lease(cache, elsewhere, length, Access::Write));
-        let leases =
-            DescriptorLeases { source: Some(source), target: Some(target), variable: None };
+        let (source, target) = (Some(source), Some(target));
+        let leases = DescriptorLeases { source, target, ..DescriptorLeases::default() };
         descriptor.pinned_by(Arc::new(leases))
     })
 }

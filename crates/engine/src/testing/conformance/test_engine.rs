@@ -24,6 +24,8 @@ pub(super) struct TestOperation {
     pub(super) operation: Opcode,
     pub(super) source: u64,
     pub(super) target: u64,
+    /// The second target of a dualcast.
+    pub(super) second: u64,
     pub(super) length: u64,
     pub(super) value: u8,
     pub(super) kernel: Kernel,
@@ -34,12 +36,18 @@ impl TestOperation {
     pub(super) fn copy(source: u64, target: u64, length: usize) -> Self {
         let length = length as u64;
         let (operation, kernel) = (Opcode::Copy, Kernel::Cached);
-        Self { operation, source, target, length, value: 0, kernel }
+        Self { operation, source, target, second: 0, length, value: 0, kernel }
     }
 
     /// A fill.
     pub(super) fn fill(target: u64, length: usize, value: u8) -> Self {
         Self { operation: Opcode::Fill, source: 0, value, ..Self::copy(0, target, length) }
+    }
+
+    /// A dualcast.
+    pub(super) fn dualcast(source: u64, targets: [u64; 2], length: usize) -> Self {
+        let copy = Self::copy(source, targets[0], length);
+        Self { operation: Opcode::Dualcast, second: targets[1], ..copy }
     }
 
     /// The same with another operation.
@@ -58,16 +66,34 @@ impl TestOperation {
         // SAFETY: addresses come from test buffers, which checked the range and live (or are
         // leaked) until the work on them is complete; cases never let two operations write to the
         // same bytes.
-        unsafe { Descriptor::new(self.operation, source, self.target + offset, length) }
-            .value(self.value)
-            .kernel(self.kernel)
+        let part = unsafe {
+            let part = Descriptor::new(self.operation, source, self.target + offset, length);
+            match self.operation {
+                Opcode::Dualcast => part.with_second_target(self.second + offset),
+                _ => part,
+            }
+        };
+        part.value(self.value).kernel(self.kernel)
+    }
+
+    /// The maximum length of a part that starts at `offset`.
+    fn max_part(&self, capabilities: &Capabilities, offset: u64, left: u64) -> u64 {
+        let (source, target) = (self.source.wrapping_add(offset), self.target + offset);
+        let bytes = capabilities.max_part(source, target, left);
+        match self.operation {
+            Opcode::Dualcast => capabilities.max_part(source, self.second + offset, bytes),
+            _ => bytes,
+        }
     }
 
     /// The same, as chunked work.
     pub(super) fn work(&self, chunk_bytes: u64) -> ChunkedWork {
-        let Self { operation, source, target, length, value, kernel } = *self;
+        let Self { operation, source, target, second, length, value, kernel } = *self;
         // SAFETY: as for `part`.
-        unsafe { ChunkedWork::new(operation, kernel, source, target, length, value, chunk_bytes) }
+        unsafe {
+            ChunkedWork::new(operation, kernel, source, target, length, value, chunk_bytes)
+                .with_second_target(second)
+        }
     }
 }
 
@@ -202,8 +228,7 @@ impl TestEngine {
     pub(super) fn begin(&self, job: &TestOperation) -> RunningParts {
         let (mut offset, mut running, mut descriptors) = (0, Vec::new(), Vec::new());
         loop {
-            let (source, left) = (job.source.wrapping_add(offset), job.length - offset);
-            let length = self.capabilities().max_part(source, job.target + offset, left);
+            let length = job.max_part(self.capabilities(), offset, job.length - offset);
             let completion = Arc::new(Completion::whole());
             descriptors.push(job.part(offset, length).reports_to(completion.clone()));
             running.push((offset, completion));
@@ -256,8 +281,7 @@ impl TestEngine {
             let (mut offset, end) = (chunk.offset, chunk.offset + chunk.length);
             let mut parts = Vec::new();
             while offset < end {
-                let (source, target) = (job.source.wrapping_add(offset), job.target + offset);
-                let length = self.capabilities().max_part(source, target, end - offset);
+                let length = job.max_part(self.capabilities(), offset, end - offset);
                 parts.push(job.part(offset, length).reports_part_to(completion.clone(), offset));
                 offset += length;
             }

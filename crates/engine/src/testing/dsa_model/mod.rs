@@ -12,7 +12,7 @@
 //! The model has neither interrupts nor a configuration space.
 
 mod access;
-mod crc;
+pub(crate) mod crc;
 mod faults;
 mod idxd;
 mod memory;

@@ -8,7 +8,9 @@ use super::crc::crc32c;
 use super::faults::InjectedFault;
 use super::memory::{AccessFault, left_in_page};
 use super::state::ModelStep;
-use crate::dsa::descriptor::{DESCRIPTOR_BYTES, DsaDescriptor, DsaOperation, flag};
+use crate::dsa::descriptor::{
+    DESCRIPTOR_BYTES, DsaDescriptor, DsaOperation, flag, has_dualcast_offsets,
+};
 use crate::dsa::record::{CompletionRecord, RECORD_BYTES, status};
 use crate::dsa::registers as r;
 
@@ -202,7 +204,9 @@ impl DsaModelShared {
             {
                 Some(status::OVERLAP)
             }
-            DsaOperation::Dualcast { target, second, .. } if target % 4096 != second % 4096 => {
+            DsaOperation::Dualcast { target, second, .. }
+                if !has_dualcast_offsets(target, second) =>
+            {
                 Some(status::DUALCAST_OFFSETS)
             }
             DsaOperation::Dualcast { source, target, second }

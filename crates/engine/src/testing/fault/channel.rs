@@ -62,9 +62,9 @@ impl FaultChannel {
         };
         // Not under the lock: the report may submit dependent transfers to this channel.
         match result.clone() {
-            // The inner descriptor reported a compare's result to no completion: a processor
-            // compares again.
-            Ok(()) if descriptor.operation() == crate::Opcode::Compare => {
+            // The inner descriptor reported its value, of a compare or a CRC, to no completion: a
+            // processor computes it again.
+            Ok(()) if descriptor.operation().has_value() => {
                 descriptor.run();
             }
             result => descriptor.finish(result.map(|()| None)),

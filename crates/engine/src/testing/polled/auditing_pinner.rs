@@ -110,9 +110,12 @@ impl PinAuditState {
         // Independent of `Opcode::source_access` and `target_access`, so that an error there is
         // found here.
         let (reads_source, written) = match descriptor.operation() {
-            Opcode::Copy | Opcode::Move => (true, Access::Write),
-            Opcode::Fill => (false, Access::Write),
-            Opcode::Compare => (true, Access::Read),
+            Opcode::Copy | Opcode::Move | Opcode::CopyCrc | Opcode::Dualcast => {
+                (true, Some(Access::Write))
+            }
+            Opcode::Fill => (false, Some(Access::Write)),
+            Opcode::Compare => (true, Some(Access::Read)),
+            Opcode::Crc => (true, None),
         };
         if descriptor.length() == 0 {
             return None;
@@ -120,7 +123,12 @@ impl PinAuditState {
         if reads_source && !holds(descriptor.pinned_source(), Access::Read) {
             return Some("the source is not pinned");
         }
-        (!holds(descriptor.pinned_target(), written)).then_some("the target is not pinned")
+        if written.is_some_and(|access| !holds(descriptor.pinned_target(), access)) {
+            return Some("the target is not pinned");
+        }
+        let has_second = descriptor.operation() == Opcode::Dualcast;
+        (has_second && !holds(descriptor.pinned_second(), Access::Write))
+            .then_some("the second target is not pinned")
     }
 }
 

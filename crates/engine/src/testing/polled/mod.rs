@@ -56,7 +56,7 @@ impl PolledEngine {
     pub fn pinned_by(pinner: Arc<AuditingPinner>) -> Self {
         let plain = Self::new().capabilities;
         let capabilities = Capabilities {
-            operations: OpcodeSet::of(&[Opcode::Copy, Opcode::Move, Opcode::Fill, Opcode::Compare]),
+            operations: OpcodeSet::ALL,
             registration: RegistrationMode::BySubmitter,
             ..plain
         };
@@ -154,8 +154,8 @@ impl PolledChannel {
 /// Executes a descriptor over any memory; returns the error, if there is one.
 fn run(descriptor: Descriptor) -> Option<ExecutionError> {
     let reason = match descriptor.operation() {
-        Opcode::Move | Opcode::Compare => Some("this operation is not supported"),
-        _ => limit_violation(&descriptor),
+        Opcode::Copy | Opcode::Fill => limit_violation(&descriptor),
+        _ => Some("this operation is not supported"),
     };
     let Some(reason) = reason else {
         descriptor.run();
@@ -172,15 +172,13 @@ fn run_pinned(descriptor: Descriptor, pinner: &AuditingPinner) -> Option<Executi
     let result = match limit_violation(&descriptor).or_else(|| pinner.reject_reason(&descriptor)) {
         Some(reason) => Err(ExecutionError::Engine { done_bytes: 0, reason }),
         None => {
-            let (source, target) = (descriptor.source(), descriptor.target());
+            let (operation, operands) = (descriptor.operation(), descriptor.operands());
             let (length, value) = (descriptor.length(), descriptor.fill_value());
             // SAFETY: the creator of the descriptor guarantees its memory until it is finished, and
             // it is host memory: `limit_violation` checked that.
-            let difference = unsafe {
-                execute::run(descriptor.operation(), Kernel::Cached, source, target, length, value)
-            };
+            let value = unsafe { execute::run(operation, Kernel::Cached, operands, length, value) };
             pinner.audit_after_copy(&descriptor);
-            Ok(difference)
+            Ok(value)
         }
     };
     let error = result.clone().err();
@@ -192,10 +190,22 @@ fn run_pinned(descriptor: Descriptor, pinner: &AuditingPinner) -> Option<Executi
 fn limit_violation(descriptor: &Descriptor) -> Option<&'static str> {
     let crosses = |address: u64| address % PAGE as u64 + descriptor.length() > PAGE as u64;
     match descriptor.operation() {
-        Opcode::Copy | Opcode::Move | Opcode::Compare if crosses(descriptor.source()) => {
+        Opcode::Copy
+        | Opcode::Move
+        | Opcode::Compare
+        | Opcode::Crc
+        | Opcode::CopyCrc
+        | Opcode::Dualcast
+            if crosses(descriptor.source()) =>
+        {
             Some("the source crosses a page")
         }
-        _ if crosses(descriptor.target()) => Some("the target crosses a page"),
+        operation if operation != Opcode::Crc && crosses(descriptor.target()) => {
+            Some("the target crosses a page")
+        }
+        _ if descriptor.second_target().is_some_and(crosses) => {
+            Some("the second target crosses a page")
+        }
         _ if !descriptor.is_host_only() => Some("the engine cannot access device memory"),
         _ => None,
     }
