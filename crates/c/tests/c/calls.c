@@ -167,6 +167,84 @@ static void a_compare_finds_the_first_difference(void) {
     free(b);
 }
 
+/* The definition, bit by bit. */
+static uint32_t crc_of(const unsigned char *bytes, size_t len) {
+    uint32_t crc = 0xffffffffu;
+    for (size_t i = 0; i < len; i++) {
+        crc ^= bytes[i];
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0);
+    }
+    return ~crc;
+}
+
+static void a_crc_is_that_of_the_standard_with_and_without_a_copy(void) {
+    unsigned char *src = take(LARGE), *dst = take(LARGE);
+    uint32_t crc = 7;
+    CHECK_IS(adma_crc("123456789", 9, &crc), 0);
+    CHECK_IS(crc, 0xe3069283u);
+    CHECK_IS(adma_crc(NULL, 0, &crc), 0);
+    CHECK_IS(crc, 0);
+    for (unsigned n = 0; n < SIZE_COUNT; n++) {
+        size_t len = SIZES[n];
+        paint(src, len, n);
+        uint32_t expected = crc_of(src, len), found[4] = {7, 7, 7, 7};
+        CHECK_IS(adma_crc(src, len, &found[0]), 0);
+        CHECK_IS(adma_copy_crc(src, dst, len, &found[1]), 0);
+        CHECK(is_painted(dst, len, n));
+        memset(dst, 0, len);
+        int64_t first = adma_icrc(src, len, &found[2]);
+        int64_t second = adma_icopy_crc(src, dst, len, &found[3]);
+        CHECK(first >= 0 && second >= 0);
+        CHECK_IS(adma_wait_copy(second), 0);
+        CHECK_IS(adma_wait_copy(first), 0);
+        CHECK(is_painted(dst, len, n));
+        for (unsigned i = 0; i < 4; i++) CHECK_IS(found[i], expected);
+    }
+    crc = 7;
+    CHECK_IS(adma_copy_crc(src, src + 1, 100, &crc), ADMA_EINVAL);
+    CHECK_SAYS("adma_copy_crc: the source overlaps the target");
+    CHECK_IS(adma_icopy_crc(src, dst, 100, NULL), ADMA_EFAULT);
+    CHECK_SAYS("adma_icopy_crc: the variable for the CRC is a null pointer");
+    CHECK_IS(adma_crc(src, 100, (uint32_t *)(void *)((char *)&crc + 1)), ADMA_EINVAL);
+    CHECK_IS(adma_crc(NULL, 1, &crc), ADMA_EFAULT);
+    CHECK_IS(adma_icrc(near_the_end(), 64, &crc), ADMA_EOVERFLOW);
+    CHECK_IS(crc, 7);
+    free(src);
+    free(dst);
+}
+
+static void a_dualcast_fills_both_targets_and_refuses_what_overlaps(void) {
+    unsigned char *src = take(LARGE), *one = take(LARGE + 1), *two = take(LARGE + 1);
+    for (unsigned n = 0; n < SIZE_COUNT; n++) {
+        size_t len = SIZES[n];
+        paint(src, len, n);
+        memset(one, 0xee, LARGE + 1);
+        memset(two, 0xee, LARGE + 1);
+        CHECK_IS(adma_dualcast(src, one, two + 1, len), 0);
+        CHECK(is_painted(one, len, n) && is_painted(two + 1, len, n));
+        CHECK(one[len] == 0xee && two[0] == 0xee);
+        memset(one, 0, len);
+        memset(two, 0, len);
+        int64_t cookie = adma_idualcast(src, two, one, len);
+        CHECK(cookie >= 0);
+        CHECK_IS(adma_wait_copy(cookie), 0);
+        CHECK(is_painted(one, len, n) && is_painted(two, len, n));
+    }
+    memset(one, 0, 300);
+    CHECK_IS(adma_dualcast(src, one, one + 99, 100), ADMA_EINVAL);
+    CHECK_SAYS("adma_dualcast: the target overlaps the second target");
+    CHECK_IS(adma_dualcast(one, one + 99, two, 100), ADMA_EINVAL);
+    CHECK_IS(adma_idualcast(one, two, one + 1, 100), ADMA_EINVAL);
+    CHECK_SAYS("adma_idualcast: the source overlaps the second target");
+    CHECK_IS(adma_idualcast(src, one, NULL, 100), ADMA_EFAULT);
+    CHECK_SAYS("the second target is a null pointer");
+    for (unsigned i = 0; i < 300; i++) CHECK_IS(one[i], 0);
+    CHECK_IS(adma_dualcast(NULL, NULL, NULL, 0), 0);
+    free(src);
+    free(one);
+    free(two);
+}
+
 static void a_null_pointer_is_refused(void) {
     unsigned char bytes[16] = {0};
     size_t at = 7, sizes[] = {1, 16, LARGE, SIZE_MAX};
@@ -281,6 +359,8 @@ int main(void) {
     a_bad_notification_variable_starts_nothing();
     a_fill_sets_all_bytes_and_no_others();
     a_compare_finds_the_first_difference();
+    a_crc_is_that_of_the_standard_with_and_without_a_copy();
+    a_dualcast_fills_both_targets_and_refuses_what_overlaps();
     a_null_pointer_is_refused();
     a_range_that_wraps_is_refused();
     a_length_of_zero_is_fine_with_any_pointer();
