@@ -340,6 +340,7 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(icopy_many, module)?)?;
     module.add_function(wrap_pyfunction!(fill, module)?)?;
     module.add_function(wrap_pyfunction!(compare, module)?)?;
+    crate::checksums::add(module)?;
     module.add_function(wrap_pyfunction!(register, module)?)?;
     module.add_function(wrap_pyfunction!(statistics, module)?)?;
     module.add_function(wrap_pyfunction!(explain, module)?)

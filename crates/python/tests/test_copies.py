@@ -180,6 +180,54 @@ def test_fills_and_comparisons():
         memferry.fill(target, 256)
 
 
+def crc32c(data):
+    """The definition, bit by bit."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def test_checksums_are_those_of_the_standard():
+    assert memferry.crc(b"123456789") == 0xE3069283
+    assert memferry.crc(b"") == 0
+    data = bytes(range(256)) * 16
+    assert memferry.crc(data) == crc32c(data)
+    # Zeros in front of everything else: long enough for several channels.
+    long = bytearray(8 << 20)
+    long[-len(data):] = data
+    target = bytearray(len(long))
+    assert memferry.copy_crc(target, long) == memferry.crc(long) == memferry.crc(target)
+    assert target == long
+    with pytest.raises(ValueError):
+        memferry.copy_crc(bytearray(1), b"22")
+    with pytest.raises(ValueError, match="overlap"):
+        view = memoryview(target)
+        memferry.copy_crc(view[1:100], view[:99])
+
+
+@pytest.mark.parametrize("length", [0, 1, 1000, 1 << 20])
+def test_a_dualcast_copies_to_both_targets(length):
+    source = bytes(at * 7 % 251 for at in range(length))
+    first, second = bytearray(length), bytearray(length)
+    memferry.dualcast(first, second, source)
+    assert first == source and second == source
+
+
+def test_a_dualcast_refuses_targets_that_overlap_or_differ_in_length():
+    both = memoryview(bytearray(100))
+    with pytest.raises(ValueError, match="overlap"):
+        memferry.dualcast(both[:60], both[40:], bytes(60))
+    with pytest.raises(ValueError, match="overlap"):
+        memferry.dualcast(both[:60], bytearray(60), both[40:])
+    with pytest.raises(ValueError):
+        memferry.dualcast(bytearray(60), bytearray(61), bytes(60))
+    with pytest.raises((TypeError, BufferError)):
+        memferry.dualcast(bytearray(60), bytes(60), bytes(60))
+
+
 def test_a_wait_can_time_out():
     # A transfer that is complete does not time out, whatever the limit.
     transfer = memferry.icopy(bytearray(8), b"12345678")

@@ -47,6 +47,15 @@ def fill(target: Memory, value: int = 0) -> None:
 def compare(left: Memory, right: Memory) -> int | None:
     """The position of the first byte in which two objects differ; ``None`` if they are equal."""
 
+def crc(source: Memory) -> int:
+    """The CRC-32C of the bytes of an object, the checksum of iSCSI and ext4."""
+
+def copy_crc(target: Memory, source: Memory) -> int:
+    """Copies the bytes of ``source`` to ``target``; returns their CRC-32C when they are there."""
+
+def dualcast(first: Memory, second: Memory, source: Memory) -> None:
+    """Copies the bytes of ``source`` to two targets, and returns when they are there."""
+
 def register(memory: Memory, gpu: int = 0) -> Registration:
     """Registers memory with a GPU until the registration is closed: copies run at full speed."""
 
