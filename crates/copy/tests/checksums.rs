@@ -240,6 +240,23 @@ fn a_transfer_can_be_ordered_after_one_with_a_crc() {
     assert_eq!(first.check(), Some(Ok(crc32c(&pattern(1 << 20, 12)))));
 }
 
+#[tokio::test]
+async fn a_transfer_with_a_crc_can_be_awaited() {
+    let ferry = ferry();
+    for length in SIZES {
+        let source = pattern(length, 15);
+        let expected = crc32c(&source);
+        let transfer = ferry.icopy_crc(source, vec![0u8; length]).unwrap();
+        let (source, target, crc) = transfer.await.unwrap();
+        assert!(source == target && crc == expected, "{length}");
+        let (_, (), crc) = ferry.icrc(source).unwrap().await.unwrap();
+        assert_eq!(crc, expected, "{length}");
+        let transfer = ferry.idualcast(target, vec![0u8; length], vec![0u8; length]).unwrap();
+        let (source, (first, second)) = transfer.await.unwrap();
+        assert!(first == source && second == source, "{length}");
+    }
+}
+
 #[test]
 fn memory_that_may_only_be_read_has_a_crc_too() {
     let (ferry, ledger) = pinned::over(AuditingPinner::new());

@@ -202,7 +202,22 @@ impl CallState {
         // SAFETY: a range that is not null is inside the arena, or runs past the end of memory,
         // which is refused.
         unsafe {
-            match script.byte() % 8 {
+            match script.byte() % 10 {
+                8 => {
+                    let mut crc = 0;
+                    checked(adma_crc(from, bytes, &raw mut crc));
+                    checked(adma_copy_crc(from, to, bytes, &raw mut crc));
+                }
+                9 => {
+                    let (second, second_bytes) = self.memory(script);
+                    let is_too_long = is_too_long || second_bytes > ARENA;
+                    let bytes = if is_too_long { usize::MAX } else { bytes.min(second_bytes) };
+                    if script.flag() {
+                        checked(adma_dualcast(from, to, second, bytes));
+                    } else {
+                        self.keep_cookie(adma_idualcast(from, to, second, bytes));
+                    }
+                }
                 0 => self.copy_and_check(from, to, bytes),
                 1 => self.keep_cookie(adma_icopy(from, to, bytes)),
                 2 => self.keep_cookie(adma_icopy_notify(from, to, bytes, variable, value)),

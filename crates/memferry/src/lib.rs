@@ -52,6 +52,21 @@
 //! `wait`, `check`, `.await`, `event` for event loops, a [`Notification`] variable and a [`Cookie`] are
 //! views of the same completion.
 //!
+//! [`Ferry::copy_crc`] and [`Ferry::crc`] return the CRC-32C of the data, [`Ferry::dualcast`] copies
+//! one source to two targets:
+//!
+//! ```
+//! use memferry::Ferry;
+//!
+//! let ferry = Ferry::new()?;
+//! let (mut target, mut second) = ([0u8; 9], [0u8; 9]);
+//! assert_eq!(ferry.copy_crc(b"123456789", &mut target)?, 0xE306_9283);
+//! assert_eq!(ferry.crc(&target)?, 0xE306_9283);
+//! ferry.dualcast(b"987654321", &mut target, &mut second)?;
+//! assert_eq!(target, second);
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # Messages
 //!
 //! Endpoints exchange tagged messages with many peers; a link connects two processes without tags.
@@ -104,7 +119,7 @@
 //! for the program `memferry`, for benches and for tests; they change without notice.
 
 pub use memferry_copy::{
-    BatchItem, Buffer, BuildError, CacheHint, Cookie, CookieError, Dependency, Error,
+    BatchItem, Buffer, BuildError, CacheHint, Cookie, CookieError, CrcTransfer, Dependency, Error,
     FailedTransfer, Ferry, FerryBuilder, Options, OwnedSlice, OwnedSource, OwnedTarget,
     OwnedTransfer, Pod, Region, RegistrationStatistics, Request, ScopedTransfer, Segment,
     Statistics, Transfer, TransferScope, ValidationError,

@@ -22,6 +22,9 @@ int all_calls(const void *src, void *dst, std::atomic<std::uint64_t> &variable) 
     other += adma_icopy_many(&copied, 1, nullptr) + adma_ifill_many(&filled, 1, &cookie);
     const char *texts[] = {adma_strerror(0), adma_last_error(), adma_version()};
     int sum = adma_init() + adma_copy(src, dst, 1) + adma_fill(dst, 0, 1);
+    std::uint32_t crc = 0;
+    sum += adma_crc(src, 1, &crc) + adma_copy_crc(src, dst, 1, &crc) + adma_dualcast(src, dst, dst, 1);
+    other += adma_icrc(src, 1, &crc) + adma_icopy_crc(src, dst, 1, &crc) + adma_idualcast(src, dst, dst, 1);
     sum += adma_compare(src, dst, 1, &at) + adma_check_copy(cookie) + adma_wait_copy(other);
     sum += adma_wait_notify(word, 1, -1) + adma_fini();
     int listener = adma_listen("name"), link = adma_connect("name");

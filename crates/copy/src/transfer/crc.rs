@@ -120,6 +120,18 @@ impl<T: Pod> CrcTransfer<ScopedTransfer<'_, T>> {
     }
 }
 
+impl<T: Pod> Future for CrcTransfer<ScopedTransfer<'_, T>> {
+    type Output = Result<u32, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match Pin::new(&mut self.handle).poll(context) {
+            // Complete, so this does not wait.
+            Poll::Ready(outcome) => Poll::Ready(outcome.and_then(|()| self.wait())),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
 impl CrcTransfer<Transfer> {
     /// Returns the CRC, or `None` while the transfer is in flight.
     pub fn check(&self) -> Option<Result<u32, Error>> {
@@ -134,6 +146,14 @@ impl CrcTransfer<Transfer> {
     /// Waits at most `timeout`. Returns `None` if the transfer is still in flight then.
     pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<u32, Error>> {
         self.handle.wait_timeout(timeout).map(|outcome| outcome.map(crc_of))
+    }
+}
+
+impl Future for CrcTransfer<Transfer> {
+    type Output = Result<u32, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.handle).poll(context).map(|outcome| outcome.map(crc_of))
     }
 }
 
