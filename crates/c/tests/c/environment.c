@@ -28,6 +28,8 @@ int main(int count, char **arguments) {
         rlim_t more = (rlim_t)atoi(arguments[3]) << 20;
         struct rlimit tight = {.rlim_cur = mapped_bytes() + more, .rlim_max = usual.rlim_max};
         CHECK_IS(setrlimit(RLIMIT_AS, &tight), 0);
+        /* Large stacks, so that these run out before the memory of anything else does. */
+        setenv("RUST_MIN_STACK", "16777216", 1);
     }
 
     unsigned char a[8] = {1}, b[8] = {2};

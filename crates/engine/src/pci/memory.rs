@@ -14,6 +14,8 @@ use memferry_sys::device::{DmaDevice, DmaDirection};
 use memferry_sys::pages::page_bytes;
 use memferry_sys::residency;
 
+use crate::runtime::try_collect;
+
 /// Memory that the processor and the device read and write.
 #[derive(Debug)]
 pub(crate) struct CoherentMemory {
@@ -61,7 +63,7 @@ impl CoherentMemory {
         // device does not see.
         pages.exclude_from_fork()?;
         let count = bytes.div_ceil(page_bytes());
-        let mut addresses = vec![0; count].into_boxed_slice();
+        let mut addresses = try_collect(count, |_| 0)?;
         // SAFETY: its own pages, which are accessed as memory that a device writes to, and are
         // unmapped before they are freed.
         unsafe {
@@ -79,7 +81,7 @@ impl CoherentMemory {
         // Resident, as far as the system permits it: the device would report faults.
         let _ = residency::populate_write(start, bytes.next_multiple_of(page_bytes()));
         let count = bytes.div_ceil(page_bytes());
-        let addresses = (0..count).map(|page| (start + page * page_bytes()) as u64).collect();
+        let addresses = try_collect(count, |page| (start + page * page_bytes()) as u64)?;
         Ok(Self { pages, addresses, device: None })
     }
 

@@ -12,4 +12,5 @@ mod support;
 #[cfg(not(loom))]
 pub(crate) mod threaded;
 
+pub(crate) use support::try_collect;
 pub use support::{FailureLog, as_engine_thread, enter_engine_thread, is_engine_thread};

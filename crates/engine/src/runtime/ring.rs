@@ -21,12 +21,14 @@
 
 mod claims;
 
+use std::collections::TryReserveError;
 use std::mem::MaybeUninit;
 
 use crossbeam_utils::CachePadded;
 use memferry_sys::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use memferry_sys::sync::{UnsafeCell, store_max};
 
+use super::support::try_collect;
 use crate::contract::{Sequence, SubmitError, Submitted};
 pub use claims::ClaimedRun;
 use memferry_sys::copy::demote;
@@ -35,6 +37,9 @@ use memferry_sys::copy::demote;
 const CLOSED: u64 = 1 << 63;
 /// The top bit of a slot's sequence: any thread may claim the value.
 const SHARED: u64 = 1 << 63;
+
+/// The maximum capacity of a ring. More is never in flight, whatever an option says.
+pub const MAX_CAPACITY: usize = 1 << 16;
 
 /// A bounded ring of `T`, numbered from 1.
 #[derive(Debug)]
@@ -89,14 +94,24 @@ unsafe impl<T: Send> Send for SubmissionRing<T> {}
 unsafe impl<T: Send> Sync for SubmissionRing<T> {}
 
 impl<T> SubmissionRing<T> {
-    /// Creates a ring of `capacity` values, rounded up to a power of two.
+    /// Creates a ring of `capacity` values, rounded up to a power of two, and at most
+    /// [`MAX_CAPACITY`].
+    ///
+    /// # Panics
+    /// If there is no memory for it.
     pub fn new(capacity: usize) -> Self {
-        let capacity = capacity.max(1).next_power_of_two();
+        Self::try_new(capacity).expect("memory for a ring")
+    }
+
+    /// Creates a ring as [`SubmissionRing::new`] does; fails if there is no memory for it.
+    pub fn try_new(capacity: usize) -> Result<Self, TryReserveError> {
+        let capacity = capacity.clamp(1, MAX_CAPACITY).next_power_of_two();
         let slot = |_| RingSlot {
             sequence: AtomicU64::new(0),
             value: UnsafeCell::new(MaybeUninit::uninit()),
         };
-        Self {
+        let finished = |_| FinishedValue { sequence: AtomicU64::new(0), weight: AtomicU64::new(0) };
+        Ok(Self {
             producer: CachePadded::new(ProducerLine {
                 tail: AtomicU64::new(0),
                 limit: AtomicU64::new(capacity as u64),
@@ -106,12 +121,10 @@ impl<T> SubmissionRing<T> {
                 weight: AtomicU64::new(0),
             }),
             claimed: CachePadded::new(AtomicU64::new(0)),
-            slots: (0..capacity).map(slot).collect(),
-            finished: (0..capacity)
-                .map(|_| FinishedValue { sequence: AtomicU64::new(0), weight: AtomicU64::new(0) })
-                .collect(),
+            slots: try_collect(capacity, slot)?,
+            finished: try_collect(capacity, finished)?,
             publisher: AtomicU32::new(claims::WORKER),
-        }
+        })
     }
 
     fn slot(&self, index: u64) -> &RingSlot<T> {
@@ -307,6 +320,15 @@ mod tests {
         type DescriptorSlot = RingSlot<crate::Descriptor>;
         let value = std::mem::offset_of!(DescriptorSlot, value);
         assert!(value + size_of::<crate::Descriptor>() <= 64);
+    }
+
+    #[test]
+    fn a_ring_without_bound_is_bounded() {
+        let ring = SubmissionRing::<u8>::new(usize::MAX);
+        assert_eq!(ring.slots.len(), MAX_CAPACITY);
+        assert_eq!(ring.push_one(7, false), Ok(1));
+        // SAFETY: this thread is the only consumer.
+        assert_eq!(unsafe { ring.take(0) }, Some(7));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Functions that several kinds of channels share.
 
-use std::collections::VecDeque;
+use std::collections::{TryReserveError, VecDeque};
 
 use memferry_sys::sync::thread_local;
 
@@ -26,6 +26,18 @@ impl FailureLog {
     pub fn find(&self, sequence: Sequence) -> Option<ExecutionError> {
         self.0.iter().find(|(number, _)| *number == sequence).map(|(_, error)| error.clone())
     }
+}
+
+/// A boxed slice of `count` elements; fails if there is no memory for it. A program that has little
+/// memory gets an error of its open, and is not aborted.
+pub(crate) fn try_collect<T>(
+    count: usize,
+    element: impl FnMut(usize) -> T,
+) -> Result<Box<[T]>, TryReserveError> {
+    let mut elements = Vec::new();
+    elements.try_reserve_exact(count)?;
+    elements.extend((0..count).map(element));
+    Ok(elements.into_boxed_slice())
 }
 
 thread_local! {
@@ -57,4 +69,16 @@ pub fn as_engine_thread<R>(work: impl FnOnce() -> R) -> R {
 /// Whether the calling thread is an engine thread.
 pub fn is_engine_thread() -> bool {
     ENGINE_THREAD.with(std::cell::Cell::get)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_is_not_there_is_an_error_and_no_abort() {
+        assert!(try_collect(isize::MAX as usize, |_| 0u64).is_err(), "more than can be addressed");
+        assert!(try_collect(1 << 60, |_| 0u8).is_err(), "more than the machine has");
+        assert_eq!(*try_collect(3, |index| index * index).unwrap(), [0, 1, 4]);
+    }
 }

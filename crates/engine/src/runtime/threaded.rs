@@ -90,8 +90,15 @@ impl ThreadedChannel {
         prepare: impl FnOnce(Arc<ChannelShared>) -> Result<R, OpenError> + Send + 'static,
     ) -> Result<Self, OpenError> {
         let open_error = move |reason: String| OpenError::System { engine: engine.into(), reason };
+        let capacity = options.capacity.unwrap_or(default_capacity);
+        let ring = SubmissionRing::try_new(capacity).map_err(|error| {
+            open_error(format!(
+                "no memory for its ring ({error}): request fewer channels (MEMFERRY_CHANNELS) \
+                 or a smaller capacity, or raise the limit of memory (ulimit -v)"
+            ))
+        })?;
         let shared = Arc::new(ChannelShared {
-            ring: SubmissionRing::new(options.capacity.unwrap_or(default_capacity)),
+            ring,
             idle: Parker::new(),
             sleepers: WaitQueue::new(),
             waiters: Waiters::new(),
