@@ -134,10 +134,21 @@ impl ThreadPolledChannel {
         self.polls_by_others.load(Ordering::Relaxed)
     }
 
+    /// Counts a poll by another thread than the poll thread.
+    #[inline]
+    fn count_poll(&self) {
+        let polls = self.polls_by_others.load(Ordering::Relaxed);
+        self.polls_by_others.store(polls.wrapping_add(1), Ordering::Relaxed);
+    }
+
     /// Polls on the poll thread.
     pub(super) fn poll_by_thread(&self) -> bool {
+        self.poll_by(|inner| inner.poll())
+    }
+
+    fn poll_by(&self, poll: impl FnOnce(&dyn Channel) -> bool) -> bool {
         let poll = |inner: &dyn Channel| {
-            let has_moved = inner.poll();
+            let has_moved = poll(inner);
             let completed = inner.completed();
             if completed > self.completed.load(Ordering::Relaxed) {
                 store_max(&self.completed, completed);
@@ -195,9 +206,17 @@ unsafe impl Channel for ThreadPolledChannel {
     }
 
     fn poll(&self) -> bool {
-        let polls = self.polls_by_others.load(Ordering::Relaxed);
-        self.polls_by_others.store(polls.wrapping_add(1), Ordering::Relaxed);
+        self.count_poll();
         self.poll_by_thread()
+    }
+
+    fn poll_briefly(&self) -> bool {
+        self.count_poll();
+        self.poll_by(|inner| inner.poll_briefly())
+    }
+
+    fn has_poll_thread(&self) -> bool {
+        true
     }
 
     fn estimate_ns(&self) -> u64 {

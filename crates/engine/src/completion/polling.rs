@@ -20,6 +20,11 @@ const MAX_POLLED_NS: u64 = 50_000;
 const FIRST_SLEEP: Duration = Duration::from_micros(20);
 const MAX_SLEEP: Duration = Duration::from_millis(1);
 
+#[inline]
+fn poll(channel: &dyn Channel, is_brief: bool) -> bool {
+    if is_brief { channel.poll_briefly() } else { channel.poll() }
+}
+
 impl Completion {
     /// Names the channel without a thread that executes the transfer. The first name counts.
     pub(super) fn set_polled(&self, channel: &Arc<dyn Channel>) {
@@ -35,12 +40,12 @@ impl Completion {
     }
 
     /// Polls the channel of the transfer once, if it has no thread; returns whether the transfer is
-    /// complete.
+    /// complete. Does not wait: if a device must be recovered, its poll thread does that.
     #[inline]
     pub fn poll_channel(&self) -> bool {
         self.is_done()
             || self.polled_channel().is_some_and(|channel| {
-                channel.poll();
+                poll(&*channel, channel.has_poll_thread());
                 self.is_done()
             })
     }
@@ -79,8 +84,10 @@ impl Completion {
         let polled =
             Duration::from_nanos((2 * estimate_ns.min(MAX_POLLED_NS)).saturating_add(spin_ns));
         let mut pause = FIRST_SLEEP;
+        // Whoever waits with a deadline cannot wait for the recovery of a device.
+        let is_brief = deadline.is_some() && channel.has_poll_thread();
         loop {
-            if self.poll_some(channel) {
+            if self.poll_some(channel, is_brief) {
                 return true;
             }
             let now = Instant::now();
@@ -97,10 +104,10 @@ impl Completion {
     }
 
     /// Polls the channel a few times; returns whether the transfer is complete.
-    fn poll_some(&self, channel: &dyn Channel) -> bool {
+    fn poll_some(&self, channel: &dyn Channel, is_brief: bool) -> bool {
         const POLLS_PER_CLOCK: u32 = 32;
         for _ in 0..POLLS_PER_CLOCK {
-            let has_moved = channel.poll();
+            let has_moved = poll(channel, is_brief);
             if self.is_done() {
                 return true;
             }

@@ -224,6 +224,17 @@ pub unsafe trait Channel: Send + Sync + Debug {
         false
     }
 
+    /// Like [`Channel::poll`], but leaves whatever takes long, such as the recovery of a device, to
+    /// the next `poll`. For callers that must not wait, if another thread polls as well.
+    fn poll_briefly(&self) -> bool {
+        self.poll()
+    }
+
+    /// Whether a thread polls the channel while anything is in flight, whoever else does.
+    fn has_poll_thread(&self) -> bool {
+        false
+    }
+
     /// Blocks until `completed()` reaches `sequence` or the timeout expires; returns whether the
     /// sequence was reached. A channel without a thread makes progress in this call.
     fn park(&self, sequence: Sequence, timeout: Duration) -> bool {
@@ -327,7 +338,8 @@ impl Submitted {
 pub struct ChannelOptions {
     /// The core that the channel's thread is bound to.
     pub core: Option<usize>,
-    /// The capacity in descriptors; rounded up to a power of two.
+    /// The capacity in descriptors; rounded up to a power of two. Each engine has a maximum, and takes
+    /// that if more is asked for.
     pub capacity: Option<usize>,
     /// The time in nanoseconds for which an idle channel polls before it sleeps.
     pub spin_ns: Option<u64>,

@@ -61,6 +61,26 @@ fn add(counter: &AtomicU64, more: u64) -> u64 {
     sum
 }
 
+/// How much a poll may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PollEffort {
+    /// Recover the device, and execute what it did not.
+    Whole,
+    /// Only read what the device has reported: another thread polls too, and does the rest.
+    Brief,
+}
+
+impl PollEffort {
+    /// The number of failed descriptors that the processor may execute in one step: other threads
+    /// find the gate occupied meanwhile, and their transfers wait.
+    fn max_executed(self) -> u32 {
+        match self {
+            Self::Whole => 16,
+            Self::Brief => 0,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct PciQueue {
     /// `None` after a panic in the driver.
@@ -115,16 +135,16 @@ impl DeviceChannel {
     }
 
     /// Finishes completed descriptors; `false` if there are none, or another thread is inside.
-    fn step(&self) -> bool {
+    fn step(&self, effort: PollEffort) -> bool {
         if !self.gate.try_enter() {
             return false;
         }
         let mut queue = lock(&self.queue);
-        let mut is_broken = !queue.poll();
-        let mut has_finished = false;
+        let mut is_broken = !queue.poll(effort);
+        let (mut has_finished, mut max_executed) = (false, effort.max_executed());
         // The end of a transfer may submit a dependent transfer to this channel: that goes into the
         // inbox. The processor executes failed descriptors here.
-        while let Some(entry) = queue.take_finished(&self.counters.taken) {
+        while let Some(entry) = queue.take_finished(&self.counters.taken, &mut max_executed) {
             has_finished = true;
             self.finish(entry);
         }
@@ -167,9 +187,14 @@ impl DeviceChannel {
 
 impl PciQueue {
     /// Reads completions from the hardware; `false` if its driver panicked.
-    fn poll(&mut self) -> bool {
+    fn poll(&mut self, effort: PollEffort) -> bool {
         let mut ended = std::mem::take(&mut self.ended);
-        let is_well = self.call_driver(|hardware| hardware.poll_completions(&mut ended));
+        let is_well = self.call_driver(|hardware| {
+            hardware.poll_completions(&mut ended);
+            if effort == PollEffort::Whole {
+                hardware.recover(&mut ended);
+            }
+        });
         let mut in_flight = self.entries.iter_mut().take(self.posted).filter(|e| e.end.is_none());
         for end in ended.drain(..) {
             // After a panic all entries have ended.
@@ -264,10 +289,17 @@ impl PciQueue {
         })
     }
 
-    /// Removes the oldest entry if it has ended.
-    fn take_finished(&mut self, taken: &AtomicU64) -> Option<InFlightDescriptor> {
-        if self.posted == 0 || self.entries.front()?.end.is_none() {
-            return None;
+    /// Removes the oldest entry if it has ended, and if the processor may execute it should it have
+    /// to.
+    fn take_finished(
+        &mut self,
+        taken: &AtomicU64,
+        max_executed: &mut u32,
+    ) -> Option<InFlightDescriptor> {
+        let oldest =
+            self.entries.front().filter(|oldest| self.posted > 0 && oldest.end.is_some())?;
+        if matches!(oldest.end, Some(FinalStatus::Hardware(HwStatus::Failed(_)))) {
+            *max_executed = max_executed.checked_sub(1)?;
         }
         let entry = self.entries.pop_front()?;
         self.posted -= 1;
@@ -360,7 +392,11 @@ unsafe impl Channel for DeviceChannel {
     }
 
     fn poll(&self) -> bool {
-        self.step()
+        self.step(PollEffort::Whole)
+    }
+
+    fn poll_briefly(&self) -> bool {
+        self.step(PollEffort::Brief)
     }
 
     fn close(&self) {
@@ -398,7 +434,7 @@ impl Drop for DeviceChannel {
         }
         // Drivers time out on a device that stops, so this loop ends.
         while !lock(&self.queue).entries.is_empty() {
-            if !self.step() {
+            if !self.step(PollEffort::Whole) {
                 thread::yield_now();
             }
         }
@@ -406,63 +442,4 @@ impl Drop for DeviceChannel {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    use super::*;
-    use crate::completion::Completion;
-    use crate::contract::Opcode;
-
-    /// Accepts everything, and panics when it is polled.
-    #[derive(Debug)]
-    struct PanickingHardware {
-        is_stopped: Arc<AtomicBool>,
-    }
-
-    // SAFETY: it accesses no memory.
-    unsafe impl HardwareQueue for PanickingHardware {
-        fn post(&mut self, _: &Descriptor, _: Option<NotificationWrite>) -> PostResult {
-            PostResult::Accepted
-        }
-
-        fn ring_doorbell(&mut self) {}
-
-        fn poll_completions(&mut self, _: &mut Vec<HwStatus>) {
-            std::panic::resume_unwind(Box::new("a driver that panics, on purpose"));
-        }
-    }
-
-    impl Drop for PanickingHardware {
-        fn drop(&mut self) {
-            self.is_stopped.store(true, Ordering::SeqCst);
-        }
-    }
-
-    #[test]
-    fn after_a_panic_of_the_driver_the_device_is_stopped_and_the_processor_does_the_rest() {
-        let is_stopped = Arc::new(AtomicBool::new(false));
-        let hardware = Box::new(PanickingHardware { is_stopped: is_stopped.clone() });
-        let channel = DeviceChannel::new(hardware, 4);
-        let mut targets = [[0u8; 8]; 3];
-        let completions = [(); 3].map(|()| Arc::new(Completion::whole()));
-        let mut batch: Vec<_> = (targets.iter_mut().zip(&completions))
-            .map(|(target, completion)| {
-                let target = target.as_mut_ptr() as u64;
-                // SAFETY: the targets outlive the channel; each completion has only this
-                // descriptor.
-                let fill = unsafe {
-                    Descriptor::new(Opcode::Fill, 0, target, 8).completes(completion.clone())
-                };
-                Some(fill.value(7))
-            })
-            .collect();
-        assert_eq!(channel.submit(&mut batch), Ok(Submitted { first: 1, count: 3 }));
-        assert!(channel.poll());
-        assert!(is_stopped.load(Ordering::SeqCst), "stopped before any memory is freed");
-        assert!(completions.iter().all(|completion| matches!(completion.outcome(), Some(Ok(_)))));
-        assert_eq!((channel.completed(), channel.statistics().failed), (3, 3));
-        assert_eq!(channel.submit(&mut []), Err(SubmitError::Closed));
-        assert_eq!(targets, [[7; 8]; 3]);
-    }
-}
+mod tests;

@@ -55,6 +55,11 @@ pub unsafe trait HardwareQueue: Send + Debug {
 
     /// Appends the status of the oldest posted descriptors that have ended, in order. After one
     /// that failed, here or when it was posted, no other is posted until the processor has executed
-    /// it.
+    /// it. Takes no longer than the processor needs to read what the device has reported: a device
+    /// that has stopped is left to [`HardwareQueue::recover`].
     fn poll_completions(&mut self, ended: &mut Vec<HwStatus>);
+
+    /// Recovers a device that the last poll has found to have stopped, and appends the status of
+    /// what ended thereby. May take seconds. Does nothing if the device is well.
+    fn recover(&mut self, _ended: &mut Vec<HwStatus>) {}
 }

@@ -1,0 +1,117 @@
+//! Drivers that panic, and devices that must be recovered.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use super::*;
+use crate::completion::Completion;
+use crate::contract::Opcode;
+
+/// Accepts everything, and panics when it is polled.
+#[derive(Debug)]
+struct PanickingHardware {
+    is_stopped: Arc<AtomicBool>,
+}
+
+// SAFETY: it accesses no memory.
+unsafe impl HardwareQueue for PanickingHardware {
+    fn post(&mut self, _: &Descriptor, _: Option<NotificationWrite>) -> PostResult {
+        PostResult::Accepted
+    }
+
+    fn ring_doorbell(&mut self) {}
+
+    fn poll_completions(&mut self, _: &mut Vec<HwStatus>) {
+        std::panic::resume_unwind(Box::new("a driver that panics, on purpose"));
+    }
+}
+
+impl Drop for PanickingHardware {
+    fn drop(&mut self) {
+        self.is_stopped.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn after_a_panic_of_the_driver_the_device_is_stopped_and_the_processor_does_the_rest() {
+    let is_stopped = Arc::new(AtomicBool::new(false));
+    let hardware = Box::new(PanickingHardware { is_stopped: is_stopped.clone() });
+    let channel = DeviceChannel::new(hardware, 4);
+    let mut targets = [[0u8; 8]; 3];
+    let completions = [(); 3].map(|()| Arc::new(Completion::whole()));
+    let mut batch: Vec<_> = (targets.iter_mut().zip(&completions))
+        .map(|(target, completion)| {
+            let target = target.as_mut_ptr() as u64;
+            // SAFETY: the targets outlive the channel; each completion has only this
+            // descriptor.
+            let fill = unsafe {
+                Descriptor::new(Opcode::Fill, 0, target, 8).completes(completion.clone())
+            };
+            Some(fill.value(7))
+        })
+        .collect();
+    assert_eq!(channel.submit(&mut batch), Ok(Submitted { first: 1, count: 3 }));
+    assert!(channel.poll());
+    assert!(is_stopped.load(Ordering::SeqCst), "stopped before any memory is freed");
+    assert!(completions.iter().all(|completion| matches!(completion.outcome(), Some(Ok(_)))));
+    assert_eq!((channel.completed(), channel.statistics().failed), (3, 3));
+    assert_eq!(channel.submit(&mut []), Err(SubmitError::Closed));
+    assert_eq!(targets, [[7; 8]; 3]);
+}
+
+/// Accepts everything. When it is recovered, everything has failed.
+#[derive(Debug)]
+struct StoppedHardware {
+    posted: usize,
+    recoveries: Arc<AtomicUsize>,
+}
+
+// SAFETY: it accesses no memory.
+unsafe impl HardwareQueue for StoppedHardware {
+    fn post(&mut self, _: &Descriptor, _: Option<NotificationWrite>) -> PostResult {
+        self.posted += 1;
+        PostResult::Accepted
+    }
+
+    fn ring_doorbell(&mut self) {}
+
+    fn poll_completions(&mut self, _: &mut Vec<HwStatus>) {}
+
+    fn recover(&mut self, ended: &mut Vec<HwStatus>) {
+        self.recoveries.fetch_add(1, Ordering::SeqCst);
+        ended.extend((0..std::mem::take(&mut self.posted)).map(|_| HwStatus::Failed("stopped")));
+    }
+}
+
+#[test]
+fn a_brief_poll_neither_recovers_a_device_nor_does_its_work() {
+    const COUNT: usize = 40;
+    let recoveries = Arc::new(AtomicUsize::new(0));
+    let hardware = StoppedHardware { posted: 0, recoveries: recoveries.clone() };
+    let channel = DeviceChannel::new(Box::new(hardware), COUNT);
+    let mut target = [0u8; COUNT];
+    let completions = [(); COUNT].map(|()| Arc::new(Completion::whole()));
+    let mut batch: Vec<_> = (target.iter_mut().zip(&completions))
+        .map(|(byte, completion)| {
+            let target = std::ptr::from_mut(byte) as u64;
+            // SAFETY: the target outlives the channel; each completion has only this descriptor.
+            let fill = unsafe {
+                Descriptor::new(Opcode::Fill, 0, target, 1).completes(completion.clone())
+            };
+            Some(fill.value(7))
+        })
+        .collect();
+    assert_eq!(channel.submit(&mut batch), Ok(Submitted { first: 1, count: COUNT }));
+    assert!(!channel.poll_briefly());
+    assert_eq!(recoveries.load(Ordering::SeqCst), 0);
+    // One step does a bounded part of it, and a brief poll nothing of the rest.
+    assert!(channel.poll());
+    let done = channel.completed();
+    assert!(recoveries.load(Ordering::SeqCst) == 1 && done > 0 && done < COUNT as u64, "{done}");
+    assert!(!channel.poll_briefly());
+    assert_eq!(channel.completed(), done);
+    while channel.poll() {}
+    assert!(completions.iter().all(|completion| matches!(completion.outcome(), Some(Ok(_)))));
+    drop(channel);
+    assert_eq!(target, [7; COUNT]);
+}
