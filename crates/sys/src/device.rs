@@ -96,6 +96,12 @@ pub trait DmaDevice: Send + Sync + Debug {
         usize::MAX
     }
 
+    /// The factor of a driver's timeouts: 1 for devices. The threads of a model wait for a processor
+    /// like all others, so a model has more time, unless it is to fail by a timeout.
+    fn patience(&self) -> u32 {
+        1
+    }
+
     /// Stops all activity of the device and resets it to its power-on state. Mappings remain.
     fn reset(&self) -> io::Result<()>;
 

@@ -78,13 +78,21 @@ impl IdxdQueueChoice {
     }
 }
 
+/// How descriptors get to an open queue, which is closed when this is dropped.
+#[derive(Debug)]
+enum IdxdWay {
+    /// Through the portal. Its mapping keeps the queue open, and no child inherits it; so the file
+    /// is closed, which a child that is just being forked would keep open.
+    Portal(Arc<dyn Portal>),
+    /// Through `write`.
+    File(Box<dyn IdxdFile>),
+}
+
 /// An open queue.
 #[derive(Debug)]
 pub(super) struct IdxdWorkQueue {
-    /// Before the file: a mapped portal keeps the file open.
-    portal: Option<Arc<dyn Portal>>,
     /// `None` after the queue has failed and could not be opened again.
-    file: Option<Box<dyn IdxdFile>>,
+    way: Option<IdxdWay>,
     files: Arc<dyn IdxdFiles>,
     choice: IdxdQueueChoice,
     is_dedicated: bool,
@@ -101,8 +109,7 @@ pub(super) fn open(
     slot: ChannelSlot,
 ) -> io::Result<IdxdWorkQueue> {
     let mut queue = IdxdWorkQueue {
-        portal: None,
-        file: None,
+        way: None,
         files: files.clone(),
         choice: choice.clone(),
         is_dedicated: choice.is_dedicated,
@@ -111,7 +118,7 @@ pub(super) fn open(
         _slot: slot,
     };
     queue.open_file()?;
-    if queue.portal.is_none() && !choice.writes_batches {
+    if !queue.has_portal() && !choice.writes_batches {
         queue.limits.max_batch = 1;
     }
     Ok(queue)
@@ -120,15 +127,18 @@ pub(super) fn open(
 impl IdxdWorkQueue {
     fn open_file(&mut self) -> io::Result<()> {
         let mut file = self.files.open(&self.choice.path).map_err(explain_open)?;
-        self.portal = match file.map_portal(self.is_dedicated) {
-            Ok(portal) => Some(portal),
+        self.way = Some(match file.map_portal(self.is_dedicated) {
+            Ok(portal) => IdxdWay::Portal(portal),
             Err(error) => {
                 tracing::debug!(%error, "descriptors are submitted through write");
-                None
+                IdxdWay::File(file)
             }
-        };
-        self.file = Some(file);
+        });
         Ok(())
+    }
+
+    fn has_portal(&self) -> bool {
+        matches!(self.way, Some(IdxdWay::Portal(_)))
     }
 }
 
@@ -176,17 +186,20 @@ unsafe impl WorkQueue for IdxdWorkQueue {
     }
 
     unsafe fn submit(&mut self, descriptors: &[PortalWords]) -> Result<usize, QueueStop> {
-        let Some(file) = &mut self.file else { return Err(QueueStop::Failed(CLOSED)) };
-        let Some(portal) = &self.portal else {
-            // SAFETY: the caller's guarantee.
-            return match unsafe { file.write(descriptors) } {
-                Ok(accepted) => Ok(accepted.min(descriptors.len())),
-                Err(error) if error.raw_os_error() == Some(code::EAGAIN) => Ok(0),
-                Err(error) => {
-                    tracing::debug!(%error, REFUSED);
-                    Err(QueueStop::Failed(REFUSED))
-                }
-            };
+        let portal = match &mut self.way {
+            Some(IdxdWay::Portal(portal)) => portal,
+            Some(IdxdWay::File(file)) => {
+                // SAFETY: the caller's guarantee.
+                return match unsafe { file.write(descriptors) } {
+                    Ok(accepted) => Ok(accepted.min(descriptors.len())),
+                    Err(error) if error.raw_os_error() == Some(code::EAGAIN) => Ok(0),
+                    Err(error) => {
+                        tracing::debug!(%error, REFUSED);
+                        Err(QueueStop::Failed(REFUSED))
+                    }
+                };
+            }
+            None => return Err(QueueStop::Failed(CLOSED)),
         };
         for (count, descriptor) in descriptors.iter().enumerate() {
             let line = self.stores * PORTAL_STRIDE % page_bytes();
@@ -208,7 +221,7 @@ unsafe impl WorkQueue for IdxdWorkQueue {
     }
 
     fn check(&mut self) -> Result<(), QueueStop> {
-        match self.file {
+        match self.way {
             Some(_) => Ok(()),
             None => Err(QueueStop::Failed(CLOSED)),
         }
@@ -217,14 +230,13 @@ unsafe impl WorkQueue for IdxdWorkQueue {
     /// Closes the queue, because a program has no other way to abort its descriptors, and opens it
     /// again.
     fn restart(&mut self) -> bool {
-        self.portal = None;
-        self.file = None;
+        self.way = None;
         let had_batches = self.limits.max_batch > 1;
         if let Err(error) = self.open_file() {
             tracing::warn!(queue = %self.choice.path.display(), %error, "a work queue is lost");
         }
         // The driver has batches in its plans that only a portal takes.
-        self.portal.is_some() || self.file.is_some() && (!had_batches || self.choice.writes_batches)
+        self.has_portal() || self.way.is_some() && (!had_batches || self.choice.writes_batches)
     }
 
     fn resolve_fault(&self, address: u64, is_write: bool, bytes: u64) -> FaultResolution {
@@ -245,5 +257,23 @@ unsafe impl WorkQueue for IdxdWorkQueue {
             Err(_) if residency::can_populate() => FaultResolution::BadMemory,
             Err(_) => FaultResolution::Unsupported,
         }
+    }
+    fn find_bad_memory(&self, address: u64, is_write: bool, bytes: u64) -> Option<u64> {
+        let page = page_bytes();
+        let (first, end) = (address as usize & !(page - 1), (address + bytes) as usize);
+        let touch = if is_write { residency::populate_write } else { residency::populate_read };
+        if bytes == 0 || touch(first, (end - first).next_multiple_of(page)).is_ok() {
+            return None;
+        }
+        let is_bad = |at: &usize| {
+            let resolution = self.resolve_fault(*at as u64, is_write, page as u64);
+            resolution == FaultResolution::BadMemory
+        };
+        let bad = (first..end).step_by(page).find(is_bad)?;
+        Some((bad as u64).max(address))
+    }
+
+    fn patience(&self) -> u32 {
+        self.files.patience()
     }
 }

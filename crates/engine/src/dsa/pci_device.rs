@@ -1,12 +1,12 @@
 //! A device that this process controls through its registers: it is reset, its groups and queues
 //! are configured, and it is enabled; then each channel enables a dedicated queue of its own.
 //!
-//! Lock order: a submission holds the state for reading, a command for writing. So no descriptor is
-//! submitted while a queue is reset, and after a reset of the device every queue finds out before it
-//! submits again.
+//! A submission holds the state for reading, a command for writing. So no descriptor is submitted
+//! while a queue is reset, and after a reset of the device every queue finds out before it submits
+//! again. Submissions do not wait for a command: they find the queue full.
 
 use std::io;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 use std::time::Duration;
 
 use memferry_memory::dma_mappings::DmaMappings;
@@ -104,8 +104,14 @@ impl DsaPciDevice {
         self.device.name()
     }
 
-    fn read_state(&self) -> RwLockReadGuard<'_, DsaPciState> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    /// The state; `None` while a command runs, which may take seconds. Nobody who submits waits for
+    /// that.
+    fn try_read_state(&self) -> Option<RwLockReadGuard<'_, DsaPciState>> {
+        match self.state.try_read() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     fn write_state(&self) -> RwLockWriteGuard<'_, DsaPciState> {
@@ -263,7 +269,8 @@ unsafe impl WorkQueue for PciWorkQueue {
     }
 
     unsafe fn submit(&mut self, descriptors: &[PortalWords]) -> Result<usize, QueueStop> {
-        let state = self.device.read_state();
+        // During a command for another queue, this one has no space.
+        let Some(state) = self.device.try_read_state() else { return Ok(0) };
         if state.is_broken {
             return Err(QueueStop::Failed(BROKEN));
         }
@@ -284,7 +291,7 @@ unsafe impl WorkQueue for PciWorkQueue {
     }
 
     fn check(&mut self) -> Result<(), QueueStop> {
-        let state = self.device.read_state();
+        let Some(state) = self.device.try_read_state() else { return Ok(()) };
         if state.is_broken {
             return Err(QueueStop::Failed(BROKEN));
         }
@@ -329,6 +336,14 @@ unsafe impl WorkQueue for PciWorkQueue {
 
     fn resolve_fault(&self, _address: u64, _is_write: bool, _bytes: u64) -> FaultResolution {
         FaultResolution::Unsupported
+    }
+
+    fn find_bad_memory(&self, _address: u64, _is_write: bool, _bytes: u64) -> Option<u64> {
+        None
+    }
+
+    fn patience(&self) -> u32 {
+        self.device.device.patience()
     }
 }
 

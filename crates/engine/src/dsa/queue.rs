@@ -4,13 +4,14 @@
 //! executes descriptors in any order; the driver reports their ends in order. Descriptors have
 //! running numbers; the slot of a descriptor is its number modulo the size of the ring.
 
+mod recovery;
+mod submission;
+
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-
-use memferry_sys::portal::PortalWords;
 
 use super::counters::DsaAtomicCounters;
 use super::descriptor::{DsaDescriptor, DsaOperation};
@@ -21,33 +22,30 @@ use super::translate;
 use super::work_queue::{FaultResolution, QueueLimits, QueueStop, WorkQueue};
 use crate::contract::{Descriptor, NotificationWrite};
 use crate::pci::{HardwareQueue, HwStatus, PostResult, poll_until};
+use crate::runtime::try_collect;
 
 /// The maximum number of slots.
 const MAX_RING: usize = 1 << 13;
-/// The maximum number of descriptors that are submitted by themselves in one call.
-const MAX_SINGLES: usize = 16;
 /// The maximum time of the first descriptor.
 const START_TIMEOUT: Duration = Duration::from_secs(1);
-/// The time without a finished descriptor after which a queue counts as stalled. A descriptor takes
-/// microseconds.
-const STALL_TIMEOUT: Duration = Duration::from_secs(1);
-/// The number of stalls in a row after which the queue is not used any more.
-const MAX_STALLS: u32 = 2;
-/// The time without progress after which the driver checks the device.
-const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 /// After a pause of polls of this length, the time without progress begins anew: what has happened
 /// meanwhile was not seen.
 const POLL_PAUSE: Duration = Duration::from_millis(100);
 
 const BROKEN: &str = "the work queue has failed";
-const STALLED: &str = "the work queue stalled";
-const CROWDED: &str = "the work queue has no space";
 const NOT_EXECUTED: &str = "the device did not execute a descriptor of a batch";
 
 /// A submitted batch.
 #[derive(Debug)]
 struct BatchInFlight {
     is_done: bool,
+}
+
+/// The reported first part of a descriptor.
+#[derive(Debug, Clone, Copy)]
+struct FirstPart {
+    status: HwStatus,
+    bytes: u64,
 }
 
 /// The queue.
@@ -67,13 +65,19 @@ pub(super) struct DsaQueue {
     /// The batches in flight, from this number on.
     batches: VecDeque<BatchInFlight>,
     first_batch: u64,
-    /// The number of entries of the work queue that are in use.
-    outstanding: usize,
-    /// The first failure of the parts of the descriptor that is being reported.
-    failed_part: Option<HwStatus>,
-    /// A submission failed.
+    /// The number of batches in flight that have not ended.
+    running_batches: usize,
+    /// The descriptors that were submitted by themselves and are not known to have ended. With the
+    /// running batches they are the entries of the work queue that are in use: what has ended uses
+    /// none, even if it is reported later.
+    singles: Vec<u64>,
+    /// The first part of the descriptor that is being reported.
+    first_part: Option<FirstPart>,
+    /// Why the queue executes nothing, until it is recovered.
     stop: Option<QueueStop>,
     stalls: u32,
+    /// The number of restarts in a row after which the work queue accepted nothing.
+    vain_restarts: u32,
     /// The work queue had no space for a whole timeout: it is waited for only shortly until it has.
     is_crowded: bool,
     last_progress: Instant,
@@ -81,6 +85,23 @@ pub(super) struct DsaQueue {
     last_poll: Instant,
     counters: Arc<DsaAtomicCounters>,
     is_broken: bool,
+}
+
+impl FirstPart {
+    /// The status of both parts. Bad memory of either counts: the processor would touch both.
+    fn joined(self, second: HwStatus) -> HwStatus {
+        match (self.status, second) {
+            (HwStatus::BadMemory { .. }, _) => self.status,
+            (HwStatus::Failed(_), HwStatus::BadMemory { address, .. }) => {
+                HwStatus::BadMemory { address, done_bytes: 0 }
+            }
+            (HwStatus::Failed(_), _) => self.status,
+            (_, HwStatus::BadMemory { address, done_bytes }) => {
+                HwStatus::BadMemory { address, done_bytes: self.bytes + done_bytes }
+            }
+            _ => second,
+        }
+    }
 }
 
 impl DsaQueue {
@@ -98,17 +119,19 @@ impl DsaQueue {
             port,
             limits,
             memory,
-            slots: vec![Slot::new(DsaOperation::Noop, 0, 0); size].into_boxed_slice(),
+            slots: try_collect(size, |_| Slot::new(DsaOperation::Noop, 0, 0))?,
             head: 0,
             published: 0,
             reported: 0,
             freed: 0,
             batches: VecDeque::new(),
             first_batch: 0,
-            outstanding: 0,
-            failed_part: None,
+            running_batches: 0,
+            singles: Vec::new(),
+            first_part: None,
             stop: None,
             stalls: 0,
+            vain_restarts: 0,
             is_crowded: false,
             last_progress: Instant::now(),
             last_check: Instant::now(),
@@ -123,7 +146,8 @@ impl DsaQueue {
     /// Runs one descriptor that does nothing, to check that the queue works.
     fn self_test(&mut self) -> io::Result<()> {
         self.put(Slot::new(DsaOperation::Noop, 0, 0));
-        let deadline = Instant::now() + START_TIMEOUT;
+        let timeout = START_TIMEOUT * self.port.patience();
+        let deadline = Instant::now() + timeout;
         loop {
             // A shared queue may be full of descriptors of others.
             self.flush();
@@ -135,10 +159,11 @@ impl DsaQueue {
             }
             std::thread::sleep(Duration::from_micros(20));
         }
-        poll_until(START_TIMEOUT, || self.record(0).code() != 0);
+        poll_until(timeout, || self.record(0).code() != 0);
         match self.record(0).decode(self.slots[0].kind(), 0) {
             RecordOutcome::Done(_) => {
-                (self.reported, self.freed, self.outstanding) = (1, 1, 0);
+                (self.reported, self.freed) = (1, 1);
+                self.singles.clear();
                 Ok(())
             }
             RecordOutcome::Pending => Err(io::Error::other("the work queue does not start")),
@@ -182,92 +207,13 @@ impl DsaQueue {
         self.memory.write(self.index(number), &self.descriptor(number));
     }
 
-    /// Submits what is written, as far as the work queue has space.
-    fn flush(&mut self) {
-        while self.published < self.head && self.stop.is_none() && !self.is_broken {
-            if self.outstanding >= self.limits.size {
-                return;
-            }
-            let run = self.next_run();
-            let is_batch = run > 1 && self.batches.len() < self.limits.size;
-            let accepted = if is_batch { self.submit_batch(run) } else { self.submit_singles(run) };
-            if accepted == 0 {
-                return;
-            }
-        }
-    }
-
-    /// The number of descriptors that the next batch can have: they are contiguous in memory.
-    fn next_run(&self) -> u64 {
-        let contiguous = self.memory.contiguous_slots(self.index(self.published));
-        let max = if self.limits.max_batch > 1 { self.limits.max_batch } else { MAX_SINGLES };
-        (self.head - self.published).min(contiguous as u64).min(max as u64)
-    }
-
-    fn submit_batch(&mut self, run: u64) -> u64 {
-        if self.limits.max_batch < 2 {
-            return self.submit_singles(run);
-        }
-        let number = self.first_batch + self.batches.len() as u64;
-        let list = self.memory.descriptor_address(self.index(self.published));
-        let batch = DsaDescriptor::new(DsaOperation::Batch { list }, run as u32)
-            .with_record(self.memory.clear_batch_record(number));
-        if self.submit(&[batch.words()]) == 0 {
-            return 0;
-        }
-        for number_in_ring in self.published..self.published + run {
-            let index = self.index(number_in_ring);
-            self.slots[index].state = SlotState::InBatch(number);
-        }
-        self.batches.push_back(BatchInFlight { is_done: false });
-        self.published += run;
-        self.counters.batches.fetch_add(1, Ordering::Relaxed);
-        run
-    }
-
-    fn submit_singles(&mut self, run: u64) -> u64 {
-        let space = self.limits.size - self.outstanding;
-        let count = (run as usize).min(space).min(MAX_SINGLES);
-        let mut words = [[0; 8]; MAX_SINGLES];
-        for (offset, words) in words[..count].iter_mut().enumerate() {
-            *words = self.descriptor(self.published + offset as u64).words();
-        }
-        let accepted = self.submit(&words[..count]) as u64;
-        for number in self.published..self.published + accepted {
-            let index = self.index(number);
-            self.slots[index].state = SlotState::Submitted;
-        }
-        self.published += accepted;
-        accepted
-    }
-
-    /// Submits descriptors; returns how many were accepted.
-    fn submit(&mut self, descriptors: &[PortalWords]) -> usize {
-        // SAFETY: they name the memory of contract descriptors that are not reported, and memory
-        // of this queue; `outstanding` counts what is in flight.
-        match unsafe { self.port.submit(descriptors) } {
-            Ok(accepted) => {
-                self.outstanding += accepted;
-                self.is_crowded &= accepted == 0;
-                self.counters.submissions.fetch_add(accepted as u64, Ordering::Relaxed);
-                let is_full = u64::from(accepted < descriptors.len());
-                self.counters.full.fetch_add(is_full, Ordering::Relaxed);
-                accepted
-            }
-            Err(stop) => {
-                self.stop = Some(stop);
-                0
-            }
-        }
-    }
-
     /// Polls the records of the batches.
     fn poll_batches(&mut self) {
         for position in 0..self.batches.len() {
             let number = self.first_batch + position as u64;
             if !self.batches[position].is_done && self.memory.batch_record(number).code() != 0 {
                 self.batches[position].is_done = true;
-                self.outstanding -= 1;
+                self.running_batches -= 1;
             }
         }
         while self.batches.front().is_some_and(|batch| batch.is_done) {
@@ -294,19 +240,19 @@ impl DsaQueue {
             SlotState::InBatch(batch)
                 if self.is_batch_done(batch) && self.record(number).code() == 0 =>
             {
-                return Some(HwStatus::Failed(NOT_EXECUTED));
+                return Some(self.left_to_processor(number, NOT_EXECUTED));
             }
-            SlotState::Submitted | SlotState::InBatch(_) => (),
+            SlotState::Submitted | SlotState::Ended | SlotState::InBatch(_) => (),
         }
         let outcome = self.record(number).decode(slot.kind(), slot.length);
         if slot.state == SlotState::Submitted && outcome != RecordOutcome::Pending {
-            self.outstanding -= 1;
+            self.free_entry(number);
         }
         match outcome {
             RecordOutcome::Pending => None,
             RecordOutcome::Done(None) => Some(HwStatus::Ok),
             RecordOutcome::Done(Some(value)) => Some(HwStatus::OkValue(slot.done_bytes + value)),
-            RecordOutcome::Failed(reason) => Some(HwStatus::Failed(reason)),
+            RecordOutcome::Failed(reason) => Some(self.left_to_processor(number, reason)),
             RecordOutcome::PageFault { done_bytes, address, is_write } => {
                 self.end_of_fault(number, done_bytes, address, is_write)
             }
@@ -324,15 +270,15 @@ impl DsaQueue {
         let index = self.index(number);
         let slot = &mut self.slots[index];
         if done_bytes >= u64::from(slot.length) || slot.faults >= slot.max_faults() {
-            return Some(HwStatus::Failed(INVALID_RECORD));
+            return Some(self.left_to_processor(number, INVALID_RECORD));
         }
         let bytes = slot.bytes_from_page(address);
         if bytes == 0 {
             // The device names memory that is not the descriptor's.
-            return Some(HwStatus::Failed(INVALID_RECORD));
+            return Some(self.left_to_processor(number, INVALID_RECORD));
         }
         match self.port.resolve_fault(address, is_write, bytes) {
-            FaultResolution::Unsupported => Some(HwStatus::Failed(status_reason(3))),
+            FaultResolution::Unsupported => Some(self.left_to_processor(number, status_reason(3))),
             FaultResolution::BadMemory => {
                 let done_bytes = slot.done_bytes + done_bytes;
                 Some(HwStatus::BadMemory { address, done_bytes })
@@ -347,15 +293,16 @@ impl DsaQueue {
         }
     }
 
-    /// Submits the rest of a descriptor that a page fault has stopped.
-    fn resubmit(&mut self, number: u64) {
-        if self.outstanding >= self.limits.size || self.stop.is_some() {
-            return;
-        }
-        self.write(number);
-        if self.submit(&[self.descriptor(number).words()]) == 1 {
-            let index = self.index(number);
-            self.slots[index].state = SlotState::Submitted;
+    /// The status of a slot that the device does not finish. The processor touches only memory that
+    /// exists: what the device would have reported as bad is bad memory, and no signal.
+    fn left_to_processor(&self, number: u64, reason: &'static str) -> HwStatus {
+        let slot = &self.slots[self.index(number)];
+        let bad = slot.operands().into_iter().flatten().find_map(|(address, is_write)| {
+            self.port.find_bad_memory(address, is_write, u64::from(slot.length))
+        });
+        match bad {
+            Some(address) => HwStatus::BadMemory { address, done_bytes: slot.done_bytes },
+            None => HwStatus::Failed(reason),
         }
     }
 
@@ -363,12 +310,17 @@ impl DsaQueue {
     fn report(&mut self, ended: &mut Vec<HwStatus>, status: HwStatus) {
         let slot = self.slots[self.index(self.reported)];
         self.reported += 1;
-        let is_failed = matches!(status, HwStatus::Failed(_) | HwStatus::BadMemory { .. });
         if slot.joins_next {
-            self.failed_part = is_failed.then_some(status);
-            return;
+            let bytes = slot.done_bytes + u64::from(slot.length);
+            self.first_part = Some(FirstPart { status, bytes });
+        } else {
+            ended.push(self.first_part.take().map_or(status, |first| first.joined(status)));
         }
-        ended.push(self.failed_part.take().unwrap_or(status));
+    }
+
+    /// What changes whenever the queue makes progress.
+    fn progress(&self) -> (u64, u64, u64, usize) {
+        (self.reported, self.freed, self.published, self.running_batches)
     }
 
     /// Frees the slots that are reported and that the device does not read any more.
@@ -381,62 +333,6 @@ impl DsaQueue {
             }
             self.freed += 1;
         }
-    }
-
-    /// The reason why the queue has stopped, if it has.
-    fn stop_reason(&mut self) -> Option<QueueStop> {
-        if let Some(stop) = self.stop.take() {
-            return Some(stop);
-        }
-        let idle = self.last_progress.elapsed();
-        if idle < CHECK_INTERVAL || self.last_check.elapsed() < CHECK_INTERVAL {
-            return None;
-        }
-        self.last_check = Instant::now();
-        match self.port.check() {
-            Err(stop) => Some(stop),
-            // Others fill the shared queue: nothing of this one is in flight.
-            Ok(()) if self.outstanding == 0 && (self.is_crowded || idle > STALL_TIMEOUT) => {
-                Some(QueueStop::Failed(CROWDED))
-            }
-            // Also if the record of a batch does not come.
-            Ok(()) if idle > STALL_TIMEOUT => Some(QueueStop::Failed(STALLED)),
-            Ok(()) => None,
-        }
-    }
-
-    /// Recovers a queue that stopped: aborts what is in flight, which fails unless its record says
-    /// otherwise, and continues with what was not submitted.
-    fn recover(&mut self, ended: &mut Vec<HwStatus>, stop: QueueStop) {
-        let reason = stop.reason();
-        tracing::debug!(reason, "a work queue stopped");
-        self.counters.recoveries.fetch_add(1, Ordering::Relaxed);
-        self.stalls += u32::from(reason == STALLED);
-        self.is_crowded = reason == CROWDED;
-        if self.is_crowded {
-            // The queue itself is well. What it has no space for is left to the processor.
-            self.published = self.head;
-        } else {
-            self.is_broken = !self.port.restart() || self.stalls >= MAX_STALLS;
-        }
-        if self.is_broken {
-            tracing::warn!(reason, "disabling a work queue that cannot be restarted");
-            self.published = self.head;
-        }
-        while self.reported < self.published {
-            let slot = self.slots[self.index(self.reported)];
-            let status = match self.record(self.reported).decode(slot.kind(), slot.length) {
-                RecordOutcome::Done(None) if slot.state != SlotState::Ready => HwStatus::Ok,
-                RecordOutcome::Done(Some(value)) if slot.state != SlotState::Ready => {
-                    HwStatus::OkValue(slot.done_bytes + value)
-                }
-                _ => HwStatus::Failed(if self.is_broken { BROKEN } else { reason }),
-            };
-            self.report(ended, status);
-        }
-        self.batches.clear();
-        self.first_batch = 0;
-        (self.freed, self.outstanding, self.last_progress) = (self.reported, 0, Instant::now());
     }
 }
 
@@ -475,7 +371,7 @@ unsafe impl HardwareQueue for DsaQueue {
         if self.reported == self.head && self.freed == self.head {
             return;
         }
-        let before = (self.reported, self.freed, self.published);
+        let before = self.progress();
         let now = Instant::now();
         if now - std::mem::replace(&mut self.last_poll, now) > POLL_PAUSE {
             self.last_progress = now;
@@ -487,10 +383,16 @@ unsafe impl HardwareQueue for DsaQueue {
         }
         self.free();
         self.flush();
-        if (self.reported, self.freed, self.published) != before {
-            (self.last_progress, self.stalls) = (now, 0);
-        } else if let Some(stop) = self.stop_reason() {
-            self.recover(ended, stop);
+        if self.progress() != before {
+            (self.last_progress, self.stalls, self.vain_restarts) = (now, 0, 0);
+        } else {
+            self.look_for_stop();
+        }
+    }
+
+    fn recover(&mut self, ended: &mut Vec<HwStatus>) {
+        if let Some(stop) = self.stop.take() {
+            self.restart(ended, stop);
             self.flush();
         }
     }

@@ -12,6 +12,8 @@ pub(super) enum SlotState {
     Ready,
     /// Submitted by itself.
     Submitted,
+    /// Submitted by itself, and ended; it is not reported yet.
+    Ended,
     /// Submitted in the batch with this number.
     InBatch(u64),
 }
@@ -72,16 +74,24 @@ impl Slot {
             let is_inside = from < start.saturating_add(page) && start < from + length;
             if is_inside { from + length - start } else { 0 }
         };
-        let operands = match self.operation {
+        let operands = self.operands().into_iter().flatten();
+        operands.map(|(operand, _)| from_page(operand)).max().unwrap_or(0)
+    }
+
+    /// The address of each operand, and whether the device writes to it.
+    pub(super) fn operands(&self) -> [Option<(u64, bool)>; 3] {
+        let (read, write) = (|at| Some((at, false)), |at| Some((at, true)));
+        match self.operation {
             DsaOperation::Copy { source, target }
-            | DsaOperation::CopyCrc { source, target, .. } => [source, target, target],
-            DsaOperation::Fill { target, .. } => [target; 3],
-            DsaOperation::Compare { left, right } => [left, right, right],
-            DsaOperation::Dualcast { source, target, second } => [source, target, second],
-            DsaOperation::Crc { source, .. } => [source; 3],
-            DsaOperation::Noop | DsaOperation::Drain | DsaOperation::Batch { .. } => return 0,
-        };
-        operands.into_iter().map(from_page).max().unwrap_or(0)
+            | DsaOperation::CopyCrc { source, target, .. } => [read(source), write(target), None],
+            DsaOperation::Fill { target, .. } => [write(target), None, None],
+            DsaOperation::Compare { left, right } => [read(left), read(right), None],
+            DsaOperation::Dualcast { source, target, second } => {
+                [read(source), write(target), write(second)]
+            }
+            DsaOperation::Crc { source, .. } => [read(source), None, None],
+            DsaOperation::Noop | DsaOperation::Drain | DsaOperation::Batch { .. } => [None; 3],
+        }
     }
 
     /// The maximum number of page faults: each page of three operands, twice.

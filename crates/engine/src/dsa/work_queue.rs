@@ -92,4 +92,13 @@ pub(super) unsafe trait WorkQueue: Send + Debug {
     /// Makes a page resident that the device could not access, and the pages of the next `bytes`
     /// if possible.
     fn resolve_fault(&self, address: u64, is_write: bool, bytes: u64) -> FaultResolution;
+
+    /// The first address of a range that the process cannot access, before the processor does what
+    /// the device did not. `None` for memory that is pinned.
+    fn find_bad_memory(&self, address: u64, is_write: bool, bytes: u64) -> Option<u64>;
+
+    /// The factor of all timeouts; see [`DmaDevice::patience`].
+    ///
+    /// [`DmaDevice::patience`]: memferry_sys::device::DmaDevice::patience
+    fn patience(&self) -> u32;
 }

@@ -5,3 +5,4 @@ mod devices;
 mod operations;
 mod queues;
 mod rig;
+mod stops;

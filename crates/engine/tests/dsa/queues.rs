@@ -25,7 +25,7 @@ fn rig(options: IdxdModelOptions) -> (Arc<IdxdModel>, DsaRig) {
 fn assert_clean(model: &IdxdModel, rig: DsaRig) {
     drop(rig);
     assert_eq!(model.device().protocol_violations(), Vec::<String>::new());
-    assert_eq!(model.open_files(), 0);
+    assert_eq!(model.open_queues(), 0);
 }
 
 #[test]
@@ -241,6 +241,6 @@ fn a_dedicated_queue_of_another_program_is_left_out() {
     let engine = unsafe { DsaEngine::over_queues(model.clone(), free) }.unwrap();
     let open = || engine.open_channel(&ChannelOptions::default());
     let channels: Vec<_> = (0..engine.channels()).map(|_| open().unwrap()).collect();
-    assert_eq!((channels.len(), model.open_files()), (3, 4));
+    assert_eq!((channels.len(), model.open_queues()), (3, 4));
     drop(other);
 }

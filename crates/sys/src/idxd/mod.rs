@@ -17,7 +17,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, mmap, munmap};
 
 use crate::fork::{CloseOnFork, OwnerProcess};
 use crate::pages::page_bytes;
@@ -41,10 +41,18 @@ pub mod code {
 pub trait IdxdFiles: Send + Sync + Debug {
     /// Opens a queue by the path of its file.
     fn open(&self, path: &Path) -> io::Result<Box<dyn IdxdFile>>;
+
+    /// The factor of a driver's timeouts; see [`DmaDevice::patience`].
+    ///
+    /// [`DmaDevice::patience`]: crate::device::DmaDevice::patience
+    fn patience(&self) -> u32 {
+        1
+    }
 }
 
-/// An open queue. The drop closes it, and waits for everything that was submitted: after it, the
-/// device accesses no memory of the process for this queue. Portals must be dropped before it.
+/// An open queue. A portal keeps it open, too: the last drop of the two closes it, and waits for
+/// everything that was submitted. After that, the device accesses no memory of the process for this
+/// queue.
 pub trait IdxdFile: Send + Debug {
     /// Maps the portal, for stores to a dedicated queue or for submissions to a shared one.
     ///
@@ -88,7 +96,12 @@ impl IdxdFile for KernelIdxdFile {
             mmap(std::ptr::null_mut(), bytes, rights, MapFlags::SHARED, self.0.as_fd(), 0)
         }?;
         let page = NonNull::new(page.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        Ok(Arc::new(MappedPortal { page, is_dedicated, owner: OwnerProcess::current() }))
+        let portal = MappedPortal { page, is_dedicated, owner: OwnerProcess::current() };
+        // The driver excludes its mappings from children itself; this does not rely on it, because a
+        // child that had the mapping would keep the queue open.
+        // SAFETY: the mapping is this value's, and no child needs it.
+        unsafe { rustix::mm::madvise(page.as_ptr().cast(), bytes, Advice::LinuxDontFork) }?;
+        Ok(Arc::new(portal))
     }
 
     unsafe fn write(&mut self, descriptors: &[PortalWords]) -> io::Result<usize> {

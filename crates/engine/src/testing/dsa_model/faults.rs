@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::dsa::record::status;
-use crate::testing::ioat_model::{ENOMEM, FaultSchedule};
+use crate::testing::ioat_model::{ENOMEM, FaultSchedule, PATIENCE};
 
 /// The faults of the model. Events are counted over all queues, from the time at which the faults
 /// were set.
@@ -25,6 +25,8 @@ pub struct DsaFaults {
     pub loses_records: FaultSchedule,
     /// Submissions to a shared queue, or by `write`, that find no space.
     pub refuses_submissions: FaultSchedule,
+    /// The kernel error with which every `write` fails, or 0.
+    pub write_error: i32,
     /// The error with which queues cannot be enabled, or 0.
     pub enable_error: u32,
     /// The additional time of every descriptor.
@@ -54,6 +56,7 @@ impl Default for DsaFaults {
             list_faults: FaultSchedule::Never,
             loses_records: FaultSchedule::Never,
             refuses_submissions: FaultSchedule::Never,
+            write_error: 0,
             enable_error: 0,
             delay: Duration::ZERO,
             refused_resets: 0,
@@ -65,10 +68,23 @@ impl Default for DsaFaults {
     }
 }
 
+impl DsaFaults {
+    /// The factor of the driver's timeouts: small if a timeout is what the driver is to meet.
+    fn patience(&self) -> u32 {
+        let never = FaultSchedule::Never;
+        let is_silent = self.stalls != never || self.loses_records != never;
+        let is_full = self.refuses_submissions == FaultSchedule::Always;
+        let fails = is_silent || is_full || self.refused_resets > 0 || self.is_removed;
+        if fails { 1 } else { PATIENCE }
+    }
+}
+
 /// The faults and the events since they were set.
 #[derive(Debug, Default)]
 pub(super) struct DsaFaultScript {
     pub(super) faults: DsaFaults,
+    /// By the faults as they were set: refused resets are counted down.
+    pub(super) patience: u32,
     descriptors: u64,
     batches: u64,
     records: u64,
@@ -99,7 +115,7 @@ fn next(schedule: FaultSchedule, count: &mut u64) -> bool {
 
 impl DsaFaultScript {
     pub(super) fn new(faults: DsaFaults) -> Self {
-        Self { faults, ..Self::default() }
+        Self { patience: faults.patience(), faults, ..Self::default() }
     }
 
     pub(super) fn next_descriptor(&mut self) -> InjectedFault {

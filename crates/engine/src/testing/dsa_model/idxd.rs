@@ -3,9 +3,10 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+use memferry_sys::device::DmaDevice;
 use memferry_sys::idxd::sysfs::IdxdBus;
 use memferry_sys::idxd::{IdxdFile, IdxdFiles, code};
 use memferry_sys::portal::{Portal, PortalWords};
@@ -52,7 +53,10 @@ pub struct IdxdModel {
     model: Arc<DsaModel>,
     root: PathBuf,
     options: IdxdModelOptions,
+    /// How often each queue is open.
     open: Mutex<Vec<usize>>,
+    /// The number of files that are open, which a forked child would inherit.
+    descriptors: AtomicUsize,
     opens: AtomicU64,
     /// For its files.
     this: Weak<Self>,
@@ -73,6 +77,7 @@ impl IdxdModel {
             root,
             options,
             open,
+            descriptors: AtomicUsize::new(0),
             opens: AtomicU64::new(0),
             this: this.clone(),
         });
@@ -106,8 +111,13 @@ impl IdxdModel {
         &self.model
     }
 
-    /// The number of open files.
-    pub fn open_files(&self) -> usize {
+    /// The number of open files: a queue whose portal is mapped needs none.
+    pub fn open_descriptors(&self) -> usize {
+        self.descriptors.load(Ordering::Relaxed)
+    }
+
+    /// The number of open queues.
+    pub fn open_queues(&self) -> usize {
         lock(&self.open).iter().sum()
     }
 
@@ -201,45 +211,67 @@ impl IdxdFiles for IdxdModel {
         }
         let kernel = self.this.upgrade().ok_or(io::ErrorKind::NotFound)?;
         open[queue] += 1;
+        drop(open);
         self.opens.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::new(IdxdModelFile { kernel, queue, portal: Weak::new() }))
+        self.descriptors.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(IdxdModelFile { open: Arc::new(OpenQueue { kernel, queue }) }))
+    }
+
+    fn patience(&self) -> u32 {
+        self.model.patience()
     }
 }
 
-/// An open queue.
+/// An open queue: files and portals keep it open.
 #[derive(Debug)]
-struct IdxdModelFile {
+struct OpenQueue {
     kernel: Arc<IdxdModel>,
     queue: usize,
-    portal: Weak<IdxdModelPortal>,
+}
+
+impl Drop for OpenQueue {
+    fn drop(&mut self) {
+        // Each queue is opened once here, so that its end is the end of its descriptors.
+        self.kernel.shared().state.drain(self.queue);
+        lock(&self.kernel.open)[self.queue] -= 1;
+    }
+}
+
+/// The file of an open queue.
+#[derive(Debug)]
+struct IdxdModelFile {
+    open: Arc<OpenQueue>,
 }
 
 impl IdxdFile for IdxdModelFile {
     fn map_portal(&mut self, is_dedicated: bool) -> io::Result<Arc<dyn Portal>> {
-        if !self.kernel.options.may_map {
+        let options = &self.open.kernel.options;
+        if !options.may_map {
             return Err(io::Error::from_raw_os_error(code::EPERM));
         }
-        if is_dedicated != self.kernel.options.is_dedicated {
-            self.kernel.shared().record_violation("a portal was mapped for the wrong mode".into());
+        if is_dedicated != options.is_dedicated {
+            let violation = "a portal was mapped for the wrong mode";
+            self.open.kernel.shared().record_violation(violation.into());
         }
-        let portal = Arc::new(IdxdModelPortal { kernel: self.kernel.clone(), queue: self.queue });
-        self.portal = Arc::downgrade(&portal);
-        Ok(portal)
+        Ok(Arc::new(IdxdModelPortal(self.open.clone())))
     }
 
     unsafe fn write(&mut self, descriptors: &[PortalWords]) -> io::Result<usize> {
-        let shared = self.kernel.shared();
-        let is_dedicated = self.kernel.options.is_dedicated;
+        let OpenQueue { kernel, queue } = &*self.open;
+        let shared = kernel.shared();
+        let refused = lock(&shared.script).faults.write_error;
         for (count, words) in descriptors.iter().enumerate() {
             let descriptor = DsaDescriptor::from_words(*words);
             let is_refused =
-                descriptor.opcode() == opcode::BATCH && self.kernel.options.device.version < 0x200;
+                descriptor.opcode() == opcode::BATCH && kernel.options.device.version < 0x200;
             let is_aligned =
                 descriptor.record().is_none_or(|record| record.is_multiple_of(RECORD_BYTES as u64));
-            let error = if is_refused || !is_aligned {
+            let error = if refused != 0 {
+                Some(refused)
+            } else if is_refused || !is_aligned {
                 shared.record_violation("a batch, or a record out of line, was written".into());
                 Some(code::EINVAL)
-            } else if !shared.submit_to(self.queue, words, is_dedicated) {
+            } else if !shared.submit_to(*queue, words, kernel.options.is_dedicated) {
                 Some(code::EAGAIN)
             } else {
                 None
@@ -256,35 +288,29 @@ impl IdxdFile for IdxdModelFile {
 
 impl Drop for IdxdModelFile {
     fn drop(&mut self) {
-        if self.portal.strong_count() > 0 {
-            self.kernel.shared().record_violation("a mapped portal keeps a queue open".into());
-        }
-        // Each queue has one file here, so that the end of a file is the end of its descriptors.
-        self.kernel.shared().state.drain(self.queue);
-        lock(&self.kernel.open)[self.queue] -= 1;
+        self.open.kernel.descriptors.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 #[derive(Debug)]
-struct IdxdModelPortal {
-    kernel: Arc<IdxdModel>,
-    queue: usize,
-}
+struct IdxdModelPortal(Arc<OpenQueue>);
 
 impl Portal for IdxdModelPortal {
     unsafe fn store(&self, _at: usize, descriptor: &PortalWords) {
-        let shared = self.kernel.shared();
-        if !self.kernel.options.is_dedicated {
+        let OpenQueue { kernel, queue } = &*self.0;
+        let shared = kernel.shared();
+        if !kernel.options.is_dedicated {
             shared.record_violation("a descriptor was stored to a shared queue".into());
         }
-        shared.submit_to(self.queue, descriptor, true);
+        shared.submit_to(*queue, descriptor, true);
     }
 
     unsafe fn enqueue(&self, _at: usize, descriptor: &PortalWords) -> bool {
-        let shared = self.kernel.shared();
-        if self.kernel.options.is_dedicated {
+        let OpenQueue { kernel, queue } = &*self.0;
+        let shared = kernel.shared();
+        if kernel.options.is_dedicated {
             shared.record_violation("a descriptor was enqueued to a dedicated queue".into());
         }
-        shared.submit_to(self.queue, descriptor, false)
+        shared.submit_to(*queue, descriptor, false)
     }
 }

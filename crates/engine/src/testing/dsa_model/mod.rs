@@ -434,6 +434,10 @@ impl DmaDevice for DsaModel {
         self.shared.memory.mapped().is_some_and(|memory| memory.is_contiguous)
     }
 
+    fn patience(&self) -> u32 {
+        lock(&self.shared.script).patience
+    }
+
     fn reset(&self) -> io::Result<()> {
         let shared = &self.shared;
         if shared.is_removed.load(Ordering::SeqCst) {

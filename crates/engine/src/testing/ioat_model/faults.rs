@@ -84,10 +84,25 @@ impl Default for IoatFaults {
     }
 }
 
+/// The factor of a driver's timeouts while nothing is to fail by a timeout. The driver waits for
+/// threads of the model, which a busy machine may not run for seconds.
+pub(crate) const PATIENCE: u32 = 30;
+
+impl IoatFaults {
+    /// The factor of the driver's timeouts: small if a timeout is what the driver is to meet.
+    fn patience(&self) -> u32 {
+        let is_silent = self.stalls != FaultSchedule::Never;
+        let fails = is_silent || self.refused_resets > 0 || self.is_removed;
+        if fails { 1 } else { PATIENCE }
+    }
+}
+
 /// The faults and the events since they were set.
 #[derive(Debug, Default)]
 pub(super) struct IoatFaultScript {
     pub(super) faults: IoatFaults,
+    /// By the faults as they were set: refused resets are counted down.
+    pub(super) patience: u32,
     descriptors: u64,
     write_backs: u64,
     maps: u64,
@@ -103,7 +118,7 @@ pub(super) enum InjectedFault {
 
 impl IoatFaultScript {
     pub(super) fn new(faults: IoatFaults) -> Self {
-        Self { faults, ..Self::default() }
+        Self { patience: faults.patience(), faults, ..Self::default() }
     }
 
     pub(super) fn next_descriptor(&mut self) -> InjectedFault {

@@ -26,6 +26,7 @@ use memferry_sys::pages::page_bytes;
 use memferry_sys::residency;
 use memferry_sys::sync::lock;
 
+pub(crate) use faults::PATIENCE;
 pub use faults::{EFAULT, EINVAL, EIO, ENOMEM, ENOSPC, ETIMEDOUT, FaultSchedule, IoatFaults};
 
 use crate::ioat::{IoatEngine, registers};
@@ -337,6 +338,10 @@ impl DmaDevice for IoatModel {
 
     fn is_contiguous(&self) -> bool {
         self.shared.memory.is_contiguous
+    }
+
+    fn patience(&self) -> u32 {
+        lock(&self.shared.script).patience
     }
 
     fn reset(&self) -> io::Result<()> {

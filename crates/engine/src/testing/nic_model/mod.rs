@@ -15,6 +15,7 @@ use memferry_sys::sync::lock;
 
 use self::memory::NicModelMemory;
 use crate::nic::{NicConfig, NicEngine, registers as r};
+use crate::testing::ioat_model::PATIENCE;
 
 impl NicEngine {
     /// Creates the engine over a model of a card.
@@ -195,6 +196,16 @@ impl DmaDevice for NicModel {
 
     fn is_contiguous(&self) -> bool {
         false
+    }
+
+    fn patience(&self) -> u32 {
+        /// The factor while frames are lost, which costs a timeout each time.
+        const LOSSY_PATIENCE: u32 = 5;
+        match self.state().faults {
+            NicFaults { stalls: true, .. } | NicFaults { is_removed: true, .. } => 1,
+            NicFaults { lose_every: None, damage_every: None, .. } => PATIENCE,
+            _ => LOSSY_PATIENCE,
+        }
     }
 
     fn reset(&self) -> io::Result<()> {

@@ -1,0 +1,142 @@
+//! Submissions to the work queue: batches, and descriptors by themselves; and the entries of the
+//! work queue that they use.
+
+use std::sync::atomic::Ordering;
+
+use memferry_sys::portal::PortalWords;
+
+use super::{BatchInFlight, DsaQueue};
+use crate::dsa::descriptor::{DsaDescriptor, DsaOperation};
+use crate::dsa::slot::SlotState;
+
+/// The maximum number of descriptors that are submitted by themselves in one call.
+const MAX_SINGLES: usize = 16;
+
+impl DsaQueue {
+    /// Submits what is written, as far as the work queue has space.
+    pub(super) fn flush(&mut self) {
+        while self.published < self.head && self.stop.is_none() && !self.is_broken {
+            if !self.has_entry() {
+                return;
+            }
+            let run = self.next_run();
+            let is_batch = run > 1 && self.batches.len() < self.limits.size;
+            let accepted = if is_batch { self.submit_batch(run) } else { self.submit_singles(run) };
+            if accepted == 0 {
+                return;
+            }
+        }
+    }
+
+    /// The number of descriptors that the next batch can have: they are contiguous in memory.
+    fn next_run(&self) -> u64 {
+        let contiguous = self.memory.contiguous_slots(self.index(self.published));
+        let max = if self.limits.max_batch > 1 { self.limits.max_batch } else { MAX_SINGLES };
+        (self.head - self.published).min(contiguous as u64).min(max as u64)
+    }
+
+    fn submit_batch(&mut self, run: u64) -> u64 {
+        if self.limits.max_batch < 2 {
+            return self.submit_singles(run);
+        }
+        let number = self.first_batch + self.batches.len() as u64;
+        let list = self.memory.descriptor_address(self.index(self.published));
+        let batch = DsaDescriptor::new(DsaOperation::Batch { list }, run as u32)
+            .with_record(self.memory.clear_batch_record(number));
+        if self.submit(&[batch.words()]) == 0 {
+            return 0;
+        }
+        for number_in_ring in self.published..self.published + run {
+            let index = self.index(number_in_ring);
+            self.slots[index].state = SlotState::InBatch(number);
+        }
+        self.batches.push_back(BatchInFlight { is_done: false });
+        self.running_batches += 1;
+        self.published += run;
+        self.counters.batches.fetch_add(1, Ordering::Relaxed);
+        run
+    }
+
+    fn submit_singles(&mut self, run: u64) -> u64 {
+        let space = self.limits.size - self.entries();
+        let count = (run as usize).min(space).min(MAX_SINGLES);
+        let mut words = [[0; 8]; MAX_SINGLES];
+        for (offset, words) in words[..count].iter_mut().enumerate() {
+            *words = self.descriptor(self.published + offset as u64).words();
+        }
+        let accepted = self.submit(&words[..count]) as u64;
+        for number in self.published..self.published + accepted {
+            let index = self.index(number);
+            self.slots[index].state = SlotState::Submitted;
+            self.singles.push(number);
+        }
+        self.published += accepted;
+        accepted
+    }
+
+    /// The number of entries of the work queue that are in use.
+    pub(super) fn entries(&self) -> usize {
+        self.singles.len() + self.running_batches
+    }
+
+    /// Whether an entry of the work queue is free. The ends of descriptors behind one that is not
+    /// reported are looked up only when that matters.
+    fn has_entry(&mut self) -> bool {
+        self.entries() < self.limits.size || self.reclaim() > 0
+    }
+
+    /// Frees the entries of descriptors that have ended, reported or not; returns how many.
+    pub(super) fn reclaim(&mut self) -> usize {
+        let before = self.singles.len();
+        let mut position = 0;
+        while let Some(&number) = self.singles.get(position) {
+            if self.record(number).code() == 0 {
+                position += 1;
+            } else {
+                let index = self.index(number);
+                self.slots[index].state = SlotState::Ended;
+                self.singles.swap_remove(position);
+            }
+        }
+        before - self.singles.len()
+    }
+
+    /// Frees the entry of a descriptor that has ended.
+    pub(super) fn free_entry(&mut self, number: u64) {
+        if let Some(position) = self.singles.iter().position(|&single| single == number) {
+            self.singles.swap_remove(position);
+        }
+    }
+
+    /// Submits descriptors; returns how many were accepted.
+    fn submit(&mut self, descriptors: &[PortalWords]) -> usize {
+        // SAFETY: they name the memory of contract descriptors that are not reported, and memory
+        // of this queue; `entries` counts what is in flight.
+        match unsafe { self.port.submit(descriptors) } {
+            Ok(accepted) => {
+                self.is_crowded &= accepted == 0;
+                self.counters.submissions.fetch_add(accepted as u64, Ordering::Relaxed);
+                let is_full = u64::from(accepted < descriptors.len());
+                self.counters.full.fetch_add(is_full, Ordering::Relaxed);
+                accepted
+            }
+            Err(stop) => {
+                self.stop = Some(stop);
+                0
+            }
+        }
+    }
+
+    /// Submits the rest of a descriptor that a page fault has stopped.
+    pub(super) fn resubmit(&mut self, number: u64) {
+        if self.stop.is_some() || !self.has_entry() {
+            return;
+        }
+        self.write(number);
+        if self.submit(&[self.descriptor(number).words()]) == 1 {
+            let index = self.index(number);
+            self.slots[index].state = SlotState::Submitted;
+            self.singles.push(number);
+        }
+    }
+}
