@@ -7,6 +7,7 @@
 //! `docs/design/devices.md` has the reasons.
 
 pub mod descriptor;
+mod device;
 mod queue;
 pub mod registers;
 
@@ -19,6 +20,7 @@ use memferry_sys::device::DmaDevice;
 use memferry_sys::pages::page_bytes;
 use memferry_sys::vfio::pci::IOAT;
 
+use self::device::IoatDevice;
 use self::queue::{IoatAtomicCounters, IoatQueue, IoatQueueConfig};
 use self::registers as r;
 use crate::contract::{
@@ -67,7 +69,7 @@ pub(crate) static FACTORY: PciFactory = PciFactory {
 #[derive(Debug)]
 pub struct IoatEngine {
     /// The device and the channel number on it, for each channel.
-    channels: Vec<(Arc<dyn DmaDevice>, usize)>,
+    channels: Vec<(Arc<IoatDevice>, usize)>,
     slots: ChannelSlots,
     config: IoatQueueConfig,
     capabilities: Capabilities,
@@ -98,9 +100,11 @@ impl IoatEngine {
             let limits = read_limits(&**device)?;
             max_bytes = max_bytes.min(limits.max_bytes);
             supports_fill &= limits.supports_fill;
+            let device = Arc::new(IoatDevice::new(device.clone()));
             channels.extend((0..limits.channels).map(|number| (device.clone(), number)));
         }
-        for (device, number) in &channels {
+        for (shared, number) in &channels {
+            let device = shared.hardware();
             // Stopped before any memory is mapped: the previous user may have left the device
             // running, on addresses that are allocated again.
             queue::stop(&**device, r::channel_base(*number)).or_else(|_| device.reset())?;
@@ -217,11 +221,12 @@ impl Engine for IoatEngine {
         let slot = self.slots.allocate();
         let slot = slot.ok_or_else(|| OpenError::Exhausted { engine: NAME.into() })?;
         let (device, number) = &self.channels[slot.number()];
+        let name = device.hardware().name();
         let capacity = options.capacity.unwrap_or(CAPACITY);
         let queue = IoatQueue::new(device.clone(), *number, capacity, self.config.clone(), slot);
         let queue = queue.map_err(|error| OpenError::System {
             engine: NAME.into(),
-            reason: format!("channel {number} of device {}: {error}", device.name()),
+            reason: format!("channel {number} of device {name}: {error}"),
         })?;
         Ok(Arc::new(DeviceChannel::new(Box::new(queue), capacity)))
     }

@@ -11,6 +11,7 @@ use memferry_sys::device::DmaDevice;
 use memferry_sys::pages::page_bytes;
 
 use super::descriptor::{DESCRIPTOR_BYTES, IoatDescriptor as Hard};
+use super::device::IoatDevice;
 use super::registers::{self as r, ChannelState};
 use crate::contract::{Descriptor, NotificationWrite, Opcode, PinnedLocation};
 use crate::pci::{
@@ -31,6 +32,7 @@ const REGISTER_READ_INTERVAL: Duration = Duration::from_millis(1);
 
 const BROKEN: &str = "the channel of the copy engine has failed";
 const STALLED: &str = "the copy engine stalled";
+const WAS_RESET: &str = "the copy engine was reset for another channel";
 
 /// The counters of a device.
 #[derive(Debug, Default)]
@@ -52,6 +54,7 @@ pub(super) struct IoatQueueConfig {
 /// ring size.
 #[derive(Debug)]
 pub(super) struct IoatQueue {
+    shared: Arc<IoatDevice>,
     device: Arc<dyn DmaDevice>,
     /// The offset of the channel's registers.
     registers: usize,
@@ -69,8 +72,12 @@ pub(super) struct IoatQueue {
     /// The number of the first descriptor of the chain since the channel was last started.
     first: u64,
     /// The address in the status register when the channel was started: it belongs to an earlier
-    /// chain.
+    /// chain, until the channel has finished a descriptor of this one.
     stale: u64,
+    /// Why the channel has stopped, until it is recovered.
+    stop: Option<&'static str>,
+    /// The resets of the device when the channel was started.
+    resets: u64,
     /// The number of stalls without a finished descriptor between them.
     stalls: u32,
     /// The time of the last finished descriptor, or of the first one in an empty queue; and of the
@@ -94,7 +101,7 @@ enum RingStatus {
 impl IoatQueue {
     /// Starts a channel with space for `capacity` descriptors.
     pub(super) fn new(
-        device: Arc<dyn DmaDevice>,
+        shared: Arc<IoatDevice>,
         channel: usize,
         capacity: usize,
         config: IoatQueueConfig,
@@ -102,8 +109,10 @@ impl IoatQueue {
     ) -> io::Result<Self> {
         let size = (capacity.min(MAX_RING - 1) + 1).next_power_of_two().max(2);
         let ring_bytes = (size * DESCRIPTOR_BYTES).next_multiple_of(page_bytes());
+        let device = shared.hardware().clone();
         let memory = CoherentMemory::new(device.clone(), ring_bytes + page_bytes())?;
         let mut queue = Self {
+            shared,
             device,
             registers: r::channel_base(channel),
             memory,
@@ -115,6 +124,8 @@ impl IoatQueue {
             tail: 0,
             first: 0,
             stale: 0,
+            stop: None,
+            resets: 0,
             stalls: 0,
             last_progress: Instant::now(),
             last_register_read: Instant::now(),
@@ -133,7 +144,10 @@ impl IoatQueue {
 
     /// Starts the channel at the oldest descriptor that is not complete.
     fn start(&mut self) -> io::Result<()> {
+        let shared = self.shared.clone();
+        let resets = shared.hold();
         stop(&*self.device, self.registers)?;
+        self.resets = *resets;
         let (device, at) = (&*self.device, self.registers);
         self.memory.store64(self.word, &[0]);
         (self.first, self.published) = (self.tail, self.tail);
@@ -151,7 +165,7 @@ impl IoatQueue {
         write(r::CHANCMP, self.memory.address(self.word));
         write(r::CHAINADDR, self.address(self.tail));
         self.stale = self.status() & r::CHANSTS_COMPLETED;
-        self.publish();
+        self.publish_held();
         Ok(())
     }
 
@@ -159,7 +173,7 @@ impl IoatQueue {
     fn self_test(&mut self) -> io::Result<()> {
         self.put(Hard::null());
         self.publish();
-        poll_until(COMMAND_TIMEOUT, || {
+        poll_until(COMMAND_TIMEOUT * self.device.patience(), || {
             !matches!(self.read_status_register(), RingStatus::CompletedUpTo(0))
         });
         match self.read_status_register() {
@@ -184,8 +198,18 @@ impl IoatQueue {
         self.head += 1;
     }
 
-    /// Publishes all written descriptors to the channel.
+    /// Publishes all written descriptors to the channel. While the device is being reset, and until
+    /// the channel is started again after that, they wait.
     fn publish(&mut self) {
+        let shared = self.shared.clone();
+        let resets = shared.try_hold();
+        if resets.is_some_and(|resets| *resets == self.resets) {
+            self.publish_held();
+        }
+    }
+
+    /// Publishes while the device cannot be reset.
+    fn publish_held(&mut self) {
         if self.published < self.head {
             if self.published == self.tail {
                 self.last_progress = Instant::now();
@@ -213,7 +237,8 @@ impl IoatQueue {
         self.last_register_read = Instant::now();
         match self.read_status_register() {
             RingStatus::CompletedUpTo(number)
-                if number == self.tail && self.last_progress.elapsed() > STALL_TIMEOUT =>
+                if number == self.tail
+                    && self.last_progress.elapsed() > STALL_TIMEOUT * self.device.patience() =>
             {
                 RingStatus::Halted(number, STALLED)
             }
@@ -222,10 +247,11 @@ impl IoatQueue {
     }
 
     /// The progress of the channel by its registers. The address that was there at the start is
-    /// ignored.
+    /// ignored while nothing of the chain is known to be finished; later the channel has come to it
+    /// again.
     fn read_status_register(&self) -> RingStatus {
         let status = self.status();
-        let is_stale = status & r::CHANSTS_COMPLETED == self.stale;
+        let is_stale = self.tail == self.first && status & r::CHANSTS_COMPLETED == self.stale;
         self.decode_status(if is_stale { status & r::CHANSTS_STATE } else { status })
     }
 
@@ -262,21 +288,21 @@ impl IoatQueue {
         (slot < self.size && number <= self.published).then_some(number)
     }
 
-    /// Recovers a channel that stopped: fails the oldest descriptor, which counts as the one that
-    /// stopped it, and restarts the channel after that.
-    fn recover(&mut self, ended: &mut Vec<HwStatus>, reason: &'static str) {
+    /// Restarts a channel that stopped behind the oldest descriptor, which counts as the one that
+    /// stopped it and fails; or at the oldest one, if the device was reset for another channel.
+    fn restart(&mut self, ended: &mut Vec<HwStatus>, reason: &'static str) {
         tracing::debug!(
             device = self.device.name(),
             reason,
             "a channel of the copy engine stopped"
         );
         self.config.counters.recoveries.fetch_add(1, Ordering::Relaxed);
-        let has_failed_one = self.tail < self.published;
+        let has_failed_one = self.tail < self.published && reason != WAS_RESET;
         self.tail += u64::from(has_failed_one);
         self.stalls += u32::from(reason == STALLED);
         if self.stalls >= MAX_STALLS && stop(&*self.device, self.registers).is_ok() {
             self.is_broken = true;
-        } else if self.start().is_err() && (self.device.reset().is_err() || self.start().is_err()) {
+        } else if self.start().is_err() && (self.shared.reset().is_err() || self.start().is_err()) {
             tracing::warn!(
                 device = self.device.name(),
                 reason,
@@ -291,6 +317,11 @@ impl IoatQueue {
             ended.extend((self.tail..self.head).map(|_| HwStatus::Failed(BROKEN)));
             (self.tail, self.published) = (self.head, self.head);
         }
+    }
+
+    /// Whether the device was reset since the channel was started, or is being reset.
+    fn was_reset(&self) -> bool {
+        self.shared.try_hold().is_none_or(|resets| *resets != self.resets)
     }
 
     fn reject_reason(&self, descriptor: &Descriptor) -> Option<&'static str> {
@@ -365,21 +396,34 @@ unsafe impl HardwareQueue for IoatQueue {
         if self.tail == self.head {
             return;
         }
-        let status = self.poll_status();
+        // Before the look at memory: what the channel finished before the reset is there.
+        let was_reset = self.was_reset();
+        let status = if was_reset { self.read_completion_word() } else { self.poll_status() };
         let (RingStatus::CompletedUpTo(number) | RingStatus::Halted(number, _)) = status;
         if number > self.tail {
             ended.extend((self.tail..number).map(|_| HwStatus::Ok));
             (self.tail, self.last_progress, self.stalls) = (number, Instant::now(), 0);
         }
-        if let RingStatus::Halted(_, reason) = status {
-            self.recover(ended, reason);
+        self.stop = match status {
+            _ if was_reset => Some(WAS_RESET),
+            RingStatus::Halted(_, reason) => Some(reason),
+            RingStatus::CompletedUpTo(_) => None,
+        };
+        if self.stop.is_none() {
+            self.publish();
+        }
+    }
+
+    fn recover(&mut self, ended: &mut Vec<HwStatus>) {
+        if let Some(reason) = self.stop.take() {
+            self.restart(ended, reason);
         }
     }
 }
 
 impl Drop for IoatQueue {
     fn drop(&mut self) {
-        if stop(&*self.device, self.registers).is_err() && self.device.reset().is_err() {
+        if stop(&*self.device, self.registers).is_err() && self.shared.reset().is_err() {
             tracing::warn!(
                 device = self.device.name(),
                 "a channel of the copy engine could not be stopped"
@@ -392,6 +436,7 @@ impl Drop for IoatQueue {
 
 /// Stops the channel with these registers in any state, and clears its errors.
 pub(super) fn stop(device: &dyn DmaDevice, at: usize) -> io::Result<()> {
+    let timeout = COMMAND_TIMEOUT * device.patience();
     let status = || device.read64(at + r::CHANSTS);
     let is_running = |status| {
         let state = ChannelState::of(status);
@@ -401,7 +446,7 @@ pub(super) fn stop(device: &dyn DmaDevice, at: usize) -> io::Result<()> {
         // SAFETY: a channel that stops accesses no memory.
         unsafe { device.write8(at + r::CHANCMD, r::CHANCMD_SUSPEND) };
         // A channel that ignores the command is reset all the same.
-        let _ = poll_until(COMMAND_TIMEOUT, || !is_running(status()));
+        let _ = poll_until(timeout, || !is_running(status()));
     }
     let errors = device.read32(at + r::CHANERR);
     // SAFETY: as above.
@@ -410,7 +455,7 @@ pub(super) fn stop(device: &dyn DmaDevice, at: usize) -> io::Result<()> {
         device.write8(at + r::CHANCMD, r::CHANCMD_RESET);
     }
     let is_reset_done = || device.read8(at + r::CHANCMD) & r::CHANCMD_RESET == 0;
-    match poll_until(COMMAND_TIMEOUT, is_reset_done) {
+    match poll_until(timeout, is_reset_done) {
         true => Ok(()),
         false => Err(io::Error::other("the channel cannot be reset")),
     }
