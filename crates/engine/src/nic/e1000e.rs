@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use memferry_memory::dma_mappings::DmaMappings;
 use memferry_sys::device::DmaDevice;
 use memferry_sys::pages::page_bytes;
 
@@ -25,6 +26,8 @@ const RESET_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct E1000e {
     device: Arc<dyn DmaDevice>,
+    /// The memory that is mapped for the card.
+    pages: Arc<DmaMappings>,
     memory: CoherentMemory,
     transmit: DmaArray,
     receive: DmaArray,
@@ -54,7 +57,7 @@ pub(super) enum RxStatus {
 
 impl E1000e {
     /// Resets a card and puts it into loopback mode.
-    pub(super) fn new(device: Arc<dyn DmaDevice>) -> io::Result<Self> {
+    pub(super) fn new(device: Arc<dyn DmaDevice>, pages: Arc<DmaMappings>) -> io::Result<Self> {
         // Stopped before any memory is mapped: the previous user may have left the card running, on
         // addresses that are allocated again.
         stop(&*device)?;
@@ -63,6 +66,7 @@ impl E1000e {
         let memory = CoherentMemory::new(device.clone(), 4 * page + 2 * header_bytes)?;
         let mut card = Self {
             device,
+            pages,
             memory,
             transmit: DmaArray::new(0, transmit::BYTES),
             receive: DmaArray::new(page, receive::BYTES),
@@ -82,6 +86,11 @@ impl E1000e {
     /// Stops the card: frames in flight do not arrive any more. The rings do not change.
     pub(super) fn stop(&self) -> io::Result<()> {
         stop(&*self.device)
+    }
+
+    /// The factor of all timeouts; see [`DmaDevice::patience`].
+    pub(super) fn patience(&self) -> u32 {
+        self.device.patience()
     }
 
     /// Restarts with empty rings. The card must have been stopped.
@@ -213,8 +222,9 @@ impl E1000e {
 impl Drop for E1000e {
     fn drop(&mut self) {
         if stop(&*self.device).is_err() {
-            // The card does not respond; its memory is unmapped next.
             tracing::warn!(card = self.device.name(), "the network card could not be stopped");
+            // It must not write to memory that its owner gets back.
+            self.pages.revoke_access();
         }
     }
 }

@@ -133,9 +133,10 @@ impl NicEngine {
     /// no other code may write its registers or end its mappings.
     pub unsafe fn over(device: Arc<dyn DmaDevice>, config: NicConfig) -> io::Result<Self> {
         // Opens the card once, so that a card that does not work fails here.
-        drop(E1000e::new(device.clone())?);
+        let pages = Arc::new(DmaMappings::new(device.clone()));
+        drop(E1000e::new(device.clone(), pages.clone())?);
         Ok(Self {
-            pages: Arc::new(DmaMappings::new(device.clone())),
+            pages,
             device,
             counters: Arc::default(),
             config,
@@ -215,7 +216,8 @@ impl Engine for NicEngine {
         }
         let slot = self.slots.allocate();
         let slot = slot.ok_or_else(|| OpenError::Exhausted { engine: NAME.into() })?;
-        let card = E1000e::new(self.device.clone()).map_err(|error| OpenError::System {
+        let card = E1000e::new(self.device.clone(), self.pages.clone());
+        let card = card.map_err(|error| OpenError::System {
             engine: NAME.into(),
             reason: format!("card {} could not be started: {error}", self.device.name()),
         })?;

@@ -58,6 +58,8 @@ pub(super) struct NicQueue {
     last_progress: Instant,
     /// After a loss, only one frame at a time is in the rings until one has arrived.
     single_frame_mode: bool,
+    /// A frame is late, lost or corrupted, and the card is not recovered yet.
+    needs_recovery: bool,
     /// The card has failed for good.
     is_broken: bool,
     /// Dropped last: the next channel may be opened only after the card has stopped.
@@ -95,6 +97,7 @@ impl NicQueue {
             posted: VecDeque::new(),
             last_progress: Instant::now(),
             single_frame_mode: false,
+            needs_recovery: false,
             is_broken: false,
             _slot: slot,
         }
@@ -339,7 +342,7 @@ impl NicQueue {
 
     /// Recovers from a loss: stops the card, and restarts with the oldest frame. If that frame was
     /// lost too often, or the card does not stop, drops all frames and returns the reason.
-    fn recover(&mut self, ended: &mut Vec<HwStatus>) -> Option<&'static str> {
+    fn restart(&mut self, ended: &mut Vec<HwStatus>) -> Option<&'static str> {
         let stopped = self.card.stop();
         // Frames that have arrived by now were only late. They must not be retransmitted: a later
         // notification write may have reported them, and their owner may use the memory for other
@@ -419,17 +422,27 @@ unsafe impl HardwareQueue for NicQueue {
     }
 
     fn ring_doorbell(&mut self) {
-        self.fill_rings();
+        if !self.needs_recovery {
+            self.fill_rings();
+        }
     }
 
     fn poll_completions(&mut self, ended: &mut Vec<HwStatus>) {
         let is_expected = self.take_arrived();
         self.end_arrived(ended);
-        let is_late = self.in_rings > 0 && self.last_progress.elapsed() > RETRANSMIT_TIMEOUT;
-        if is_expected && !is_late {
-            return self.fill_rings();
+        let timeout = RETRANSMIT_TIMEOUT * self.card.patience();
+        let is_late = self.in_rings > 0 && self.last_progress.elapsed() > timeout;
+        self.needs_recovery = !is_expected || is_late;
+        if !self.needs_recovery {
+            self.fill_rings();
         }
-        if let Some(reason) = self.recover(ended) {
+    }
+
+    fn recover(&mut self, ended: &mut Vec<HwStatus>) {
+        if !std::mem::take(&mut self.needs_recovery) {
+            return;
+        }
+        if let Some(reason) = self.restart(ended) {
             ended.extend(self.posted.drain(..).map(|_| HwStatus::Failed(reason)));
         }
     }
