@@ -1,4 +1,5 @@
-//! An engine whose code panics: its transfers fail, no thread hangs, and the processor continues.
+//! An engine whose code panics: its transfers fail, no thread hangs, and the processor continues. And
+//! one whose polls may take long: callers that must not wait leave them to the poll thread.
 
 mod common;
 
@@ -192,4 +193,94 @@ fn a_copy_that_an_engine_took_before_its_submit_panicked_fails_and_does_not_coun
             Err(failed) => assert!(ended.is_err() && is_engine_error(&failed.error), "{failed}"),
         }
     }
+}
+
+/// Wraps a polled engine. Only a whole poll executes anything, and the names of the threads that poll
+/// are recorded.
+#[derive(Debug)]
+struct SlowEngine {
+    inner: PolledEngine,
+    pollers: Arc<std::sync::Mutex<Vec<String>>>,
+}
+
+impl Engine for SlowEngine {
+    fn name(&self) -> &'static str {
+        "slow"
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn cost(&self, direction: CopyDirection) -> CostLine {
+        self.inner.cost(direction)
+    }
+
+    fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError> {
+        let (inner, pollers) = (self.inner.open_channel(options)?, self.pollers.clone());
+        Ok(Arc::new(SlowChannel { inner, pollers }))
+    }
+}
+
+#[derive(Debug)]
+struct SlowChannel {
+    inner: Arc<dyn Channel>,
+    pollers: Arc<std::sync::Mutex<Vec<String>>>,
+}
+
+// SAFETY: everything is the inner channel's.
+unsafe impl Channel for SlowChannel {
+    fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Submitted, SubmitError> {
+        self.inner.submit(batch)
+    }
+
+    fn completed(&self) -> Sequence {
+        self.inner.completed()
+    }
+
+    fn error_of(&self, sequence: Sequence) -> Option<ExecutionError> {
+        self.inner.error_of(sequence)
+    }
+
+    fn poll(&self) -> bool {
+        let name = std::thread::current().name().unwrap_or_default().to_owned();
+        self.pollers.lock().unwrap().push(name);
+        self.inner.poll()
+    }
+
+    fn poll_briefly(&self) -> bool {
+        false
+    }
+
+    fn close(&self) {
+        self.inner.close();
+    }
+
+    fn outstanding_bytes(&self) -> u64 {
+        self.inner.outstanding_bytes()
+    }
+
+    fn statistics(&self) -> ChannelStatistics {
+        self.inner.statistics()
+    }
+}
+
+#[test]
+fn callers_that_must_not_wait_leave_long_polls_to_the_poll_thread() {
+    let pollers = Arc::<std::sync::Mutex<Vec<String>>>::default();
+    let engine = SlowEngine { inner: PolledEngine::new(), pollers: pollers.clone() };
+    let builder = builder().engine(Arc::new(engine), 1).split_bytes(0).inline_bytes(0);
+    let ferry = builder.build().unwrap();
+    let transfer = ferry.icopy(pattern(50_000, 1), vec![0u8; 50_000]).unwrap();
+    let deadline = Instant::now() + TIMEOUT;
+    while !transfer.transfer().is_done() {
+        assert!(Instant::now() < deadline, "the poll thread does not poll");
+        let _ = transfer.transfer().check();
+        let _ = transfer.transfer().wait_timeout(Duration::from_micros(100));
+    }
+    let (_, target) = transfer.wait().unwrap();
+    assert_eq!(target, pattern(50_000, 1));
+    drop(ferry);
+    let pollers = pollers.lock().unwrap();
+    assert!(pollers.iter().all(|name| name == "memferry-driver"), "{pollers:?}");
 }

@@ -24,7 +24,7 @@ const COPY_BYTES: u64 = 64;
 struct IoatRig {
     // Before the memory: the drop of the channel ends everything in flight.
     channel: Arc<dyn Channel>,
-    engine: IoatEngine,
+    engine: Arc<IoatEngine>,
     leases: Arc<DescriptorLeases>,
     _cache: PinCache,
     source: Pages,
@@ -35,6 +35,11 @@ impl IoatRig {
     fn new(device: Arc<dyn DmaDevice>, capacity: Option<usize>) -> Self {
         // SAFETY: a model, or a device that forwards to one; no other code writes its registers.
         let engine = unsafe { IoatEngine::over(&[device]) }.unwrap();
+        Self::over(Arc::new(engine), capacity)
+    }
+
+    /// One more channel of an engine.
+    fn over(engine: Arc<IoatEngine>, capacity: Option<usize>) -> Self {
         let options = ChannelOptions { capacity, ..ChannelOptions::default() };
         let channel = engine.open_channel(&options).unwrap();
         let pinner = engine.pinner().unwrap();
@@ -95,6 +100,31 @@ fn a_channel_that_stands_still_for_good_is_given_up() {
     // Once per stall, not once per descriptor.
     assert_eq!(rig.engine.counters().recoveries, 2);
     drop(rig);
+    assert_eq!((model.mapped_pages(), model.protocol_violations()), (0, Vec::<String>::new()));
+}
+
+#[test]
+fn a_reset_of_the_device_for_one_channel_is_no_stall_of_another() {
+    let model = IoatModel::builder().channels(2).build();
+    let first = IoatRig::new(model.clone(), None);
+    let second = IoatRig::over(first.engine.clone(), None);
+    model.set_faults(IoatFaults { stalls: FaultSchedule::At(1), ..IoatFaults::default() });
+    first.begin(0);
+    while model.all_counters().stalls == 0 {
+        std::thread::yield_now();
+    }
+    // The reset of the stalled channel does not end, so the whole device is reset, while the other
+    // channel has a descriptor.
+    let delay = Duration::from_secs(3600);
+    model.set_faults(IoatFaults { refused_resets: 1, delay, ..IoatFaults::default() });
+    let other = second.begin(1);
+    first.finish();
+    model.set_faults(IoatFaults::default());
+    second.finish();
+    assert!(matches!(other.outcome(), Some(Ok(_))) && second.is_copied(1) && first.is_copied(0));
+    assert_eq!(second.channel.statistics().failed, 0, "the channel did it after its restart");
+    assert_eq!(first.engine.counters().recoveries, 2);
+    drop((first, second));
     assert_eq!((model.mapped_pages(), model.protocol_violations()), (0, Vec::<String>::new()));
 }
 
@@ -186,4 +216,29 @@ fn what_a_status_register_says_of_an_earlier_chain_is_not_believed() {
         rig.finish();
         assert!(rig.is_copied(number), "completed before it was copied");
     }
+}
+
+#[test]
+fn an_address_of_an_earlier_chain_is_believed_when_the_channel_comes_to_it_again() {
+    let model = IoatModel::new();
+    let device = StaleStatusDevice { model: model.clone(), last: AtomicU64::new(0) };
+    // Two slots, so that the channel comes to the address in the register at once.
+    let rig = IoatRig::new(Arc::new(device), Some(1));
+    model.set_faults(IoatFaults { halts: FaultSchedule::At(1), ..IoatFaults::default() });
+    rig.begin(0);
+    rig.finish();
+    model.set_faults(IoatFaults::default());
+    for number in 1..3 {
+        rig.begin(number);
+        rig.finish();
+    }
+    // Now only the registers tell what is finished.
+    let loses_write_backs = FaultSchedule::Always;
+    model.set_faults(IoatFaults { loses_write_backs, ..IoatFaults::default() });
+    for number in 3..7 {
+        rig.begin(number);
+        rig.finish();
+        assert!(rig.is_copied(number));
+    }
+    assert_eq!((rig.channel.statistics().failed, rig.engine.counters().recoveries), (1, 1));
 }

@@ -320,9 +320,11 @@ impl Transfer {
         Ok(())
     }
 
-    /// Requests cancellation: chunks that are not started yet are skipped. The transfer then ends
-    /// with [`ExecutionError::Cancelled`], unless all of it was started already or it is too small
-    /// to be split; in that case the call has no effect. The call does not wait.
+    /// Requests cancellation: parts that are not started yet are skipped. A part is what an engine
+    /// executes as one: a chunk, or less where a device splits chunks, for example at pages. Each part
+    /// is done or untouched in the end. The transfer then ends with [`ExecutionError::Cancelled`],
+    /// which counts the bytes of chunks that are done, unless all of it was started already or it is
+    /// too small to be split; in that case the call has no effect. The call does not wait.
     pub fn cancel(&self) {
         if let TransferState::Completion { completion, config: waiting, .. } = &self.state
             && !waiting.is_forked()

@@ -11,6 +11,7 @@ use memferry_sys::stats::{self, kinds::Fallback};
 use memferry_sys::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use memferry_sys::sync::{Mutex, lock, thread_local};
 
+use super::polling::poll_for_caller;
 use super::{Completion, PartOutput};
 use crate::contract::{Channel, Descriptor, DescriptorScope, ExecutionError};
 use crate::runtime::is_engine_thread;
@@ -305,7 +306,7 @@ impl ChannelBatch {
                 channel.park(channel.completed() + 1, SPACE_TIMEOUT);
                 continue;
             }
-            if accepted.count > 0 || channel.poll() {
+            if accepted.count > 0 || poll_for_caller(&**channel) {
                 (idle, since) = (0, None);
                 continue;
             }

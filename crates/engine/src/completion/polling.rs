@@ -25,6 +25,13 @@ fn poll(channel: &dyn Channel, is_brief: bool) -> bool {
     if is_brief { channel.poll_briefly() } else { channel.poll() }
 }
 
+/// Polls a channel for a caller that must not wait: if a device must be recovered, its poll thread does
+/// that, where there is one.
+#[inline]
+pub(super) fn poll_for_caller(channel: &dyn Channel) -> bool {
+    poll(channel, channel.has_poll_thread())
+}
+
 impl Completion {
     /// Names the channel without a thread that executes the transfer. The first name counts.
     pub(super) fn set_polled(&self, channel: &Arc<dyn Channel>) {
@@ -40,12 +47,12 @@ impl Completion {
     }
 
     /// Polls the channel of the transfer once, if it has no thread; returns whether the transfer is
-    /// complete. Does not wait: if a device must be recovered, its poll thread does that.
+    /// complete. Does not wait for the recovery of a device.
     #[inline]
     pub fn poll_channel(&self) -> bool {
         self.is_done()
             || self.polled_channel().is_some_and(|channel| {
-                poll(&*channel, channel.has_poll_thread());
+                poll_for_caller(&*channel);
                 self.is_done()
             })
     }

@@ -385,6 +385,7 @@ unsafe impl HardwareQueue for DsaQueue {
         self.flush();
         if self.progress() != before {
             (self.last_progress, self.stalls, self.vain_restarts) = (now, 0, 0);
+            self.forget_timeout();
         } else {
             self.look_for_stop();
         }

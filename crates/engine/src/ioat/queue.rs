@@ -235,12 +235,18 @@ impl IoatQueue {
             return status;
         }
         self.last_register_read = Instant::now();
+        let timeout = STALL_TIMEOUT * self.device.patience();
         match self.read_status_register() {
             RingStatus::CompletedUpTo(number)
-                if number == self.tail
-                    && self.last_progress.elapsed() > STALL_TIMEOUT * self.device.patience() =>
+                if number == self.tail && self.last_progress.elapsed() > timeout =>
             {
                 RingStatus::Halted(number, STALLED)
+            }
+            RingStatus::CompletedUpTo(number) if number > self.tail => {
+                // A write-back was lost. When the channel comes to the slot in the word again, the
+                // word must not say that it has finished it.
+                self.memory.store64(self.word, &[0]);
+                RingStatus::CompletedUpTo(number)
             }
             status => status,
         }

@@ -12,5 +12,6 @@ mod support;
 #[cfg(not(loom))]
 pub(crate) mod threaded;
 
+#[cfg(not(loom))]
 pub(crate) use support::try_collect;
 pub use support::{FailureLog, as_engine_thread, enter_engine_thread, is_engine_thread};

@@ -1,6 +1,7 @@
 //! The driver of DSA over devices that stall, halt, fault, or are configured in a wrong way.
 #![cfg(not(loom))]
 
+mod commands;
 mod devices;
 mod operations;
 mod queues;

@@ -116,6 +116,18 @@ fn a_card_that_is_gone_loses_its_memory_and_the_processor_goes_on() {
 }
 
 #[test]
+fn a_card_that_cannot_be_stopped_when_it_is_dropped_loses_its_memory() {
+    let (model, mut rig) = modelled();
+    rig.copy(&[TestCopy { from: 0, to: 0, length: 1 << 16 }]);
+    let engine = rig.engine.clone();
+    model.set_faults(NicFaults { is_removed: true, ..NicFaults::default() });
+    drop(rig);
+    assert!(engine.pages().is_revoked());
+    drop(engine);
+    assert_eq!(model.mapped_pages(), 0);
+}
+
+#[test]
 fn the_driver_makes_no_mistakes_that_the_model_sees() {
     let (model, mut rig) = modelled();
     rig.copy(&assorted_copies());

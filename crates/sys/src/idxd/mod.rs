@@ -203,6 +203,13 @@ mod tests {
             return;
         }
         let portal = queue.map_portal(true).unwrap();
+        // The mapping needs no file, and no child inherits it.
+        drop(queue);
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let name = file.path().to_str().unwrap();
+        let mapping = maps.lines().skip_while(|line| !line.ends_with(name));
+        let flags = mapping.into_iter().find(|line| line.starts_with("VmFlags:")).unwrap();
+        assert!(flags.split_whitespace().any(|flag| flag == "dc"), "{flags}");
         // SAFETY: no device reads the file.
         unsafe { portal.store(page_bytes() + 3 * PORTAL_STRIDE, &[7; 8]) };
         drop(portal);

@@ -51,6 +51,11 @@ impl DsaQueue {
         };
     }
 
+    /// Forgets a timeout after progress: a device may go on before anybody recovers it.
+    pub(super) fn forget_timeout(&mut self) {
+        self.stop.take_if(|stop| matches!(stop.reason(), STALLED | CROWDED));
+    }
+
     /// Recovers a queue that stopped: aborts what is in flight, which fails unless its record says
     /// otherwise, and continues with what was not submitted.
     pub(super) fn restart(&mut self, ended: &mut Vec<HwStatus>, stop: QueueStop) {

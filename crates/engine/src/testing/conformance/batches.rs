@@ -55,6 +55,15 @@ impl CopyRow {
     }
 }
 
+pub(super) fn a_channel_without_bound_is_bounded(subject: &EngineUnderTest) -> Verdict {
+    const COUNT: usize = 4;
+    let bench = TestEngine::with_capacity(subject, usize::MAX);
+    let row = CopyRow::new(subject, &bench, COUNT);
+    bench.submit((0..COUNT).map(|index| row.descriptor(index)));
+    row.check_all(&bench);
+    Verdict::Passed
+}
+
 pub(super) fn a_batch_larger_than_the_ring_arrives_whole(subject: &EngineUnderTest) -> Verdict {
     const COUNT: usize = 1000;
     let bench = TestEngine::with_capacity(subject, 8);

@@ -107,7 +107,7 @@ pub(super) fn the_finished_prefix_can_be_used_early(subject: &EngineUnderTest) -
     Verdict::Passed
 }
 
-pub(super) fn a_cancelled_transfer_leaves_each_chunk_done_or_untouched(
+pub(super) fn a_cancelled_transfer_leaves_each_part_done_or_untouched(
     subject: &EngineUnderTest,
 ) -> Verdict {
     const CHUNKS: usize = 6;
@@ -128,12 +128,17 @@ pub(super) fn a_cancelled_transfer_leaves_each_chunk_done_or_untouched(
         let outcome = bench.outcome(&completion);
 
         let mut done = 0;
-        for from in (0..LENGTH).step_by(CHUNK) {
-            if buffers.bytes(GUARD + from, CHUNK) == buffers.source_bytes(7 + from, CHUNK) {
-                buffers.expect_copy(7 + from, GUARD + from, CHUNK);
-                done += CHUNK;
+        for chunk in (0..LENGTH).step_by(CHUNK) {
+            let mut done_parts = 0;
+            for (from, length) in bench.parts_of(&job, chunk, CHUNK) {
+                if buffers.bytes(GUARD + from, length) == buffers.source_bytes(7 + from, length) {
+                    buffers.expect_copy(7 + from, GUARD + from, length);
+                    done_parts += length;
+                }
+                // Otherwise the model still has the earlier contents of the part.
             }
-            // Otherwise the model still has the earlier contents of the chunk.
+            // A chunk of which only some parts are done does not count.
+            done += if done_parts == CHUNK { CHUNK } else { 0 };
         }
         buffers.check(GUARD, LENGTH);
         match outcome {

@@ -41,8 +41,9 @@ use memferry_sys::Pages;
 
 use crate::contract::{ChannelOptions, Engine};
 
-/// The maximum time that a case waits for anything; after that it fails instead of hanging.
-pub const CASE_TIMEOUT: Duration = Duration::from_secs(20);
+/// The maximum time that a case waits for anything; after that it fails instead of hanging. On a
+/// machine that is busy with other work, every hand-over to a thread of a model takes long.
+pub const CASE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The engine under test, and the properties that the suite must know.
 pub struct EngineUnderTest {
@@ -196,6 +197,7 @@ suite! { $;
         a_cancelled_dualcast_counts_the_chunks_that_both_targets_have;
     batches:
         a_batch_larger_than_the_ring_arrives_whole,
+        a_channel_without_bound_is_bounded,
         empty_places_of_a_batch_are_skipped,
         many_submitters_lose_and_double_nothing,
         what_counts_as_completed_is_over_and_visible,
@@ -221,7 +223,7 @@ suite! { $;
     chunks:
         transfers_cut_into_chunks_arrive_whole,
         the_finished_prefix_can_be_used_early,
-        a_cancelled_transfer_leaves_each_chunk_done_or_untouched,
+        a_cancelled_transfer_leaves_each_part_done_or_untouched,
         a_transfer_cancelled_before_it_began_touches_nothing,
         a_cancelled_whole_transfer_is_done_or_untouched;
     close:

@@ -274,6 +274,27 @@ impl TestEngine {
         dispatch_now(completion, batches);
     }
 
+    /// The parts of a chunk, each of which one descriptor covers: offset and length.
+    pub(super) fn parts_of(
+        &self,
+        job: &TestOperation,
+        chunk: usize,
+        length: usize,
+    ) -> Vec<(usize, usize)> {
+        if self.capabilities().claims_chunks {
+            return vec![(chunk, length)];
+        }
+        let (mut offset, mut parts) = (chunk, Vec::new());
+        while offset < chunk + length {
+            let (source, target) = (job.source + offset as u64, job.target + offset as u64);
+            let left = (chunk + length - offset) as u64;
+            let part = self.capabilities().max_part(source, target, left) as usize;
+            parts.push((offset, part));
+            offset += part;
+        }
+        parts
+    }
+
     fn fixed_parts(&self, job: &TestOperation, completion: &Arc<Completion>) -> Vec<ChannelBatch> {
         let work = completion.work().expect("a completion that was cut");
         let mut batches = Vec::new();
