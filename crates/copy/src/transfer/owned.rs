@@ -400,9 +400,10 @@ impl<S: OwnedSource, T: OwnedTarget> OwnedTransfer<Vec<S>, Vec<T>> {
         // SAFETY: the buffers are initialised in the line above. The addresses are taken at the
         // final location of the buffers, on the heap, as in `start`.
         let (sources, targets) = unsafe { held.0.assume_init_mut() };
-        let pairs = sources.iter().zip(targets).map(|(source, target)| {
-            (BufferSpan::of_source(source), BufferSpan::of_target(target))
-        });
+        let pairs = sources
+            .iter()
+            .zip(targets)
+            .map(|(source, target)| (BufferSpan::of_source(source), BufferSpan::of_target(target)));
         match start(pairs.collect()) {
             Ok(transfer) => Ok(Self { transfer, target: ptr::null_mut(), buffers: Some(held) }),
             Err(error) => {

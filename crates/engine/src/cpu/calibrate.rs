@@ -284,16 +284,19 @@ impl CpuCalibrator {
         best.0
     }
 
-    /// The minimum size from which every measured size is at least a third faster when shared.
+    /// The minimum size from which every measured size is at least a third faster when shared, and not
+    /// slower if its data moves from core to core.
     fn split_bytes(&mut self) -> usize {
         if self.channel.is_none() {
             return usize::MAX;
         }
         let mut from = 2 << 20;
         for bytes in [1 << 20, 512 << 10, 256 << 10, 128 << 10] {
-            if self.alternating_gb_per_s(bytes)
-                < 1.33 * self.one_core_gb_per_s(Kernel::Cached, bytes)
-            {
+            let alone = self.one_core_gb_per_s(Kernel::Cached, bytes);
+            let shared = self.shared_gb_per_s(Kernel::Cached, bytes);
+            let alternating = self.alternating_gb_per_s(bytes);
+            tracing::debug!(bytes, alone, shared, alternating, "sharing hot data");
+            if shared < 1.33 * alone || alternating < alone {
                 break;
             }
             from = bytes;

@@ -43,7 +43,7 @@ use crate::contract::{ChannelOptions, Engine};
 
 /// The maximum time that a case waits for anything; after that it fails instead of hanging. On a
 /// machine that is busy with other work, every hand-over to a thread of a model takes long.
-pub const CASE_TIMEOUT: Duration = Duration::from_secs(120);
+pub const CASE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The engine under test, and the properties that the suite must know.
 pub struct EngineUnderTest {
