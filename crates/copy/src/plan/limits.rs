@@ -9,6 +9,9 @@ use memferry_engine::cpu::CpuProfile;
 pub(crate) const SINGLE_DESCRIPTOR_BYTES: u64 = 64 << 10;
 /// Minimum size in bytes of a chunk.
 pub(super) const MIN_CHUNK: u64 = 32 << 10;
+/// Minimum size in bytes of a copy for each channel that a waiting caller shares it with. Data that is
+/// in the caches moves between the cores that copy it.
+pub(super) const MIN_SHARE: u64 = 256 << 10;
 /// Minimum size in bytes at which cold data bypasses the caches: a smaller copy evicts little from
 /// them.
 pub(super) const COLD_STREAM_BYTES: u64 = 256 << 10;
@@ -25,10 +28,11 @@ pub(crate) const STREAM_SEGMENT_BYTES: u64 = 16 << 10;
 pub type FixedLimit = (&'static str, u64, &'static str);
 
 /// The limits that are the same on every machine, for `memferry explain`.
-pub const FIXED_LIMITS: [FixedLimit; 6] = [
+pub const FIXED_LIMITS: [FixedLimit; 7] = [
     ("always_inline", ALWAYS_INLINE_BYTES, "asynchronous copies up to this are never submitted"),
     ("one_descriptor", SINGLE_DESCRIPTOR_BYTES, "asynchronous copies above this have chunks"),
     ("min_chunk", MIN_CHUNK, "the smallest chunk"),
+    ("min_share", MIN_SHARE, "of a blocking copy, for each channel that takes part"),
     ("cold_stream", COLD_STREAM_BYTES, "data that is said to be cold streams from here on"),
     ("stream_segment", STREAM_SEGMENT_BYTES, "lists of shorter segments on average never stream"),
     (

@@ -15,7 +15,7 @@ pub(crate) use limits::{
     ALWAYS_INLINE_BYTES, MAX_CALLER_BYTES, SINGLE_DESCRIPTOR_BYTES, STREAM_SEGMENT_BYTES,
     worth_waking_at,
 };
-use limits::{COLD_STREAM_BYTES, MIN_CHUNK};
+use limits::{COLD_STREAM_BYTES, MIN_CHUNK, MIN_SHARE};
 pub use limits::{FIXED_LIMITS, FixedLimit, max_backlog_bytes, worth_waking};
 pub use reason::CopyReason;
 
@@ -424,7 +424,8 @@ fn plan_for_engine(facts: &CopyPlanContext, question: &CopyQuery, engine: usize)
         return CopyPlan::new(CopyStrategy::SingleDescriptor { engine }, kernel, reason);
     }
     let most = chosen.channels.min(facts.spread).max(1) as u64;
-    let channels = most.min(bytes.div_ceil(MIN_CHUNK)).max(1);
+    let least = if helper > 0 { MIN_SHARE } else { MIN_CHUNK };
+    let channels = most.min(bytes.div_ceil(least)).max(1);
     let parties = channels + helper;
     let chunk_bytes = bytes
         .div_ceil((channels + 1) * CHUNKS_PER_PARTY)

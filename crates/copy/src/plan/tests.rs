@@ -78,6 +78,19 @@ fn chunks_shrink_with_the_copy_so_that_everybody_gets_some() {
 }
 
 #[test]
+fn a_waiting_caller_shares_a_copy_with_as_many_channels_as_are_worth_it() {
+    let mut facts = context();
+    facts.engines[0].channels = 15;
+    facts.spread = 15;
+    let channels = |bytes, blocking| match plan(&facts, &CopyQuery::copy(bytes, blocking)) {
+        Some(CopyPlan { strategy: CopyStrategy::WorkSharing { channels, .. }, .. }) => channels,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!([512 << 10, 1 << 20, 64 << 20].map(|bytes| channels(bytes, true)), [2, 4, 15]);
+    assert_eq!(channels(128 << 10, false), 4, "nobody has the data of an asynchronous copy");
+}
+
+#[test]
 fn the_kernel_follows_size_company_and_temperature() {
     let kernel = |question| planned(question).kernel;
     let stream = Kernel::Stream(context().profile.streaming);

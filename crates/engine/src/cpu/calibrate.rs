@@ -163,32 +163,20 @@ impl CpuCalibrator {
 
     /// The bandwidth of this core and a channel together in GB/s, submission included.
     fn shared_gb_per_s(&mut self, kernel: Kernel, bytes: usize) -> f64 {
-        self.halves_gb_per_s(kernel, bytes, false)
-    }
-
-    /// [`CpuCalibrator::shared_gb_per_s`] of data that is in the caches of both. The two take turns at
-    /// the halves: in a shared copy, chunks do not always find the core that had them before.
-    fn alternating_gb_per_s(&mut self, bytes: usize) -> f64 {
-        self.halves_gb_per_s(Kernel::Cached, bytes, true)
-    }
-
-    fn halves_gb_per_s(&mut self, kernel: Kernel, bytes: usize, alternates: bool) -> f64 {
         let Some(channel) = &self.channel else {
             return self.one_core_gb_per_s(kernel, bytes);
         };
         let half = bytes / 2;
-        let is_swapped = Cell::new(false);
         let best = best_ns(self.tries(bytes), || {
-            is_swapped.set(alternates && !is_swapped.get());
-            let (theirs, own) = if is_swapped.get() { (half, 0) } else { (0, half) };
-            let (source, target) = (self.source_at(theirs), self.target_at(theirs));
             // SAFETY: the two halves are distinct and the buffers live until the channel is done,
             // which is awaited below.
-            let descriptor = unsafe { Descriptor::new(Opcode::Copy, source, target, half as u64) };
-            let Ok(accepted) = channel.submit(&mut [Some(descriptor.kernel(kernel))]) else {
+            let first_half = unsafe {
+                Descriptor::new(Opcode::Copy, self.source_at(0), self.target_at(0), half as u64)
+            };
+            let Ok(accepted) = channel.submit(&mut [Some(first_half.kernel(kernel))]) else {
                 return;
             };
-            self.run_inline(kernel, own, own + half);
+            self.run_inline(kernel, half, bytes);
             while channel.completed() < accepted.last() {
                 std::hint::spin_loop();
             }
@@ -284,19 +272,16 @@ impl CpuCalibrator {
         best.0
     }
 
-    /// The minimum size from which every measured size is at least a third faster when shared, and not
-    /// slower if its data moves from core to core.
+    /// The minimum size from which every measured size is at least a third faster when shared.
     fn split_bytes(&mut self) -> usize {
         if self.channel.is_none() {
             return usize::MAX;
         }
         let mut from = 2 << 20;
         for bytes in [1 << 20, 512 << 10, 256 << 10, 128 << 10] {
-            let alone = self.one_core_gb_per_s(Kernel::Cached, bytes);
-            let shared = self.shared_gb_per_s(Kernel::Cached, bytes);
-            let alternating = self.alternating_gb_per_s(bytes);
-            tracing::debug!(bytes, alone, shared, alternating, "sharing hot data");
-            if shared < 1.33 * alone || alternating < alone {
+            if self.shared_gb_per_s(Kernel::Cached, bytes)
+                < 1.33 * self.one_core_gb_per_s(Kernel::Cached, bytes)
+            {
                 break;
             }
             from = bytes;

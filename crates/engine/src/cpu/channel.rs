@@ -82,6 +82,9 @@ impl CpuWorker {
             // SAFETY: this thread is the channel's worker, and the descriptor is finished and
             // dropped.
             unsafe { self.shared.finish(sequence, bytes) };
+            if !ring.has_next(sequence) {
+                ring.demote_progress();
+            }
         }
     }
 
