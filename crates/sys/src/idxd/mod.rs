@@ -207,8 +207,8 @@ mod tests {
         drop(queue);
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let name = file.path().to_str().unwrap();
-        let mapping = maps.lines().skip_while(|line| !line.ends_with(name));
-        let flags = mapping.into_iter().find(|line| line.starts_with("VmFlags:")).unwrap();
+        let mut mapping = maps.lines().skip_while(|line| !line.ends_with(name));
+        let flags = mapping.find(|line| line.starts_with("VmFlags:")).unwrap();
         assert!(flags.split_whitespace().any(|flag| flag == "dc"), "{flags}");
         // SAFETY: no device reads the file.
         unsafe { portal.store(page_bytes() + 3 * PORTAL_STRIDE, &[7; 8]) };
