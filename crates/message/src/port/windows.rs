@@ -1,5 +1,6 @@
 //! Windows of a port: the ranges it exposes, the peers that access them, and access to memory of peers.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, OnceLock};
 
@@ -29,8 +30,8 @@ pub(super) type RmaEngineCell = Arc<OnceLock<Arc<RmaEngine>>>;
 pub(crate) struct WindowState {
     /// The table that peers map, made at the first use.
     table: Option<Arc<WindowTable>>,
-    /// Ranges that are exposed at present.
-    pub(crate) exposed_ranges: Vec<ExposedRange>,
+    /// Ranges that are exposed at present, by the number of the window.
+    pub(crate) exposed_ranges: BTreeMap<u32, ExposedRange>,
     /// Words in windows of this side that threads wait for.
     pub(crate) watched_words: Vec<WatchedWord>,
     /// Disconnected peers that were accessing a window when they disconnected.
@@ -102,7 +103,7 @@ impl WindowState {
     pub(super) fn new(rma_engine: RmaEngineCell) -> Self {
         Self {
             table: None,
-            exposed_ranges: Vec::new(),
+            exposed_ranges: BTreeMap::new(),
             watched_words: Vec::new(),
             disconnected_accessors: Vec::new(),
             announced_releases: region::released_epoch(),
@@ -133,12 +134,12 @@ impl WindowState {
             connection.wire.share_window(&range);
             connection.wire.ring_doorbell();
         }
-        self.exposed_ranges.push(range);
+        self.exposed_ranges.insert(range.id.index, range);
     }
 
     /// Shares all windows with a new peer.
     pub(super) fn share_all(&self, wire: &mut Connection) {
-        for range in &self.exposed_ranges {
+        for range in self.exposed_ranges.values() {
             wire.share_window(range);
         }
     }

@@ -400,7 +400,7 @@ impl<B: Send + 'static> Window<B> {
                 _ => std::thread::sleep(CLOSE_INTERVAL),
             }
         }
-        self.port.lock().windows.exposed_ranges.retain(|exposure| exposure.id != self.id);
+        self.port.lock().windows.exposed_ranges.remove(&self.id.index);
         self.table.release(self.id);
         Ok(())
     }
@@ -428,7 +428,7 @@ impl<B: Send + 'static> Drop for Window<B> {
             return;
         }
         let mut state = self.port.lock();
-        state.windows.exposed_ranges.retain(|exposure| exposure.id != self.id);
+        state.windows.exposed_ranges.remove(&self.id.index);
         let accesses = state.active_accesses(self.id);
         drop(state);
         let (table, id) = (self.table.clone(), self.id);
