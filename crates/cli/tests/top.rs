@@ -60,7 +60,8 @@ fn work(ferry: &Ferry, endpoint: &Endpoint) {
 fn what_a_process_does_is_counted_exactly() {
     let _turn = one_at_a_time();
     let ferry = Ferry::new().unwrap();
-    let endpoint = Endpoint::open("top-counts").unwrap();
+    let name = format!("top-counts-{}", std::process::id());
+    let endpoint = Endpoint::open(&name).unwrap();
     work(&ferry, &endpoint);
     let pid = std::process::id();
     let before = seen(pid);
@@ -82,7 +83,7 @@ fn what_a_process_does_is_counted_exactly() {
         .as_array()
         .unwrap()
         .iter()
-        .find(|block| block["kind"] == "peer" && block["name"] == "top-counts");
+        .find(|block| block["kind"] == "peer" && block["name"] == name.as_str());
     assert_eq!(peer.unwrap()["counters"]["sent"]["inline"], 18);
     let text = output(&["--once", "--interval", "0.05", "--pid", &pid.to_string()]);
     for part in ["PID", "channels", "cpu 0", "peers", "top-counts", "messages by size"] {
@@ -116,7 +117,8 @@ fn check_metrics(text: &str) {
 fn metrics_are_printed_and_served_on_the_loopback_interface() {
     let _turn = one_at_a_time();
     let ferry = Ferry::new().unwrap();
-    let endpoint = Endpoint::open("top-metrics").unwrap();
+    let name = format!("top-metrics-{}", std::process::id());
+    let endpoint = Endpoint::open(&name).unwrap();
     work(&ferry, &endpoint);
     let pid = std::process::id().to_string();
     let text = output(&["--metrics", "--pid", &pid]);
@@ -138,7 +140,7 @@ fn metrics_are_printed_and_served_on_the_loopback_interface() {
     let (head, body) = reply.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 200 OK") && head.contains("application/openmetrics-text"));
     check_metrics(body);
-    assert!(body.contains("top-metrics"));
+    assert!(body.contains(&name));
     assert!(get("/other").starts_with("HTTP/1.1 404"));
 }
 

@@ -11,7 +11,7 @@ use crate::show;
 
 /// The longest request, and the longest time for one.
 const MAX_REQUEST_BYTES: usize = 8 << 10;
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Serves requests until the process is ended.
 pub(super) fn serve(address: SocketAddr, pid: Option<u32>) -> anyhow::Result<()> {
