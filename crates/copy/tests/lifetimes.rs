@@ -86,7 +86,7 @@ fn a_follower_on_an_engine_that_must_be_polled_is_driven() {
 
 #[test]
 fn a_cookie_in_flight_is_never_reported_as_over() {
-    const COOKIES: u64 = 20_000;
+    const COOKIES: u64 = 6_000;
     let first = slow(Duration::from_secs(3600));
     let never = copy(&first, 100_000, Options::new());
     let ferry = builder().channels(1).build().unwrap();
