@@ -1,11 +1,11 @@
 /*
- * adma.h - asynchronous memory copies, fills and compares; messages between two processes from memory
+ * adma.h - asynchronous memory copies, fills, compares and checksums; messages between two processes from memory
  * to memory; windows into the memory of another process: start one, compute, check whether it is
  * complete; and collective operations of many processes. Copies, fills and compares take memory of a GPU too, if one is in use (adma_use_gpu). Part
  * of Memferry. Link with -ladma.
  *
  * Memory. A call that starts an operation and returns at once (adma_icopy, adma_icopy_notify,
- * adma_icopy_many, adma_ifill_many, adma_ideliver, adma_ideliver_notify, adma_iread, adma_iwrite, adma_iput, adma_iput_notify, adma_iget)
+ * adma_icopy_many, adma_ifill_many, adma_icopy_crc, adma_icrc, adma_idualcast, adma_ideliver, adma_ideliver_notify, adma_iread, adma_iwrite, adma_iput, adma_iput_notify, adma_iget)
  * uses its memory until the operation is complete; the caller keeps it valid until then, and the memory
  * of a window until it is withdrawn. All other calls use memory only until they return. The library
  * frees none of the caller's memory, and allocates none for the caller but memory of a GPU. A length of
@@ -603,6 +603,66 @@ int adma_fill(void *dst, int value, size_t len);
 int adma_compare(const void *a, const void *b, size_t len, size_t *first_difference);
 
 /**
+ * Computes the CRC-32C of `len` bytes at `src`, the checksum of iSCSI and ext4, and returns when it is
+ * in `*crc`. That of "123456789" is 0xE3069283, that of no bytes 0. Memory of a GPU is
+ * `ADMA_EOPNOTSUPP`.
+ *
+ * Returns 0 or a negative code, and then `*crc` is unchanged. A null `crc` is `ADMA_EFAULT`, one that
+ * is not aligned to 4 bytes `ADMA_EINVAL`.
+ *
+ * # Safety
+ * Until this returns, `src` must be valid for reading of `len` bytes, and no other thread and no copy
+ * may write to it. `crc` must be null or valid for writing.
+ */
+int adma_crc(const void *src,
+             size_t len,
+             uint32_t *crc);
+
+/**
+ * As `adma_copy`, but source and target must not overlap (`ADMA_EINVAL`); `*crc` becomes the CRC-32C
+ * of the data, as by `adma_crc`, and each byte is read from memory once.
+ *
+ * Returns 0 or a negative code, as `adma_copy`; with a code, `*crc` is unchanged.
+ *
+ * # Safety
+ * As for `adma_copy`; and `crc` must be null or valid for writing, and not lie in `dst`.
+ */
+int adma_copy_crc(const void *src,
+                  void *dst,
+                  size_t len,
+                  uint32_t *crc);
+
+/**
+ * As `adma_crc`, but returns at once. `*crc` is written before the computation is complete; one that
+ * fails does not write it.
+ *
+ * Returns a cookie (0 or above) for `adma_check_copy` and `adma_wait_copy`, as `adma_icopy`; or a
+ * negative code, and then nothing is in flight.
+ *
+ * # Safety
+ * As for `adma_crc`, until the computation is complete; see `adma_icopy` for when it is. `*crc` must
+ * not be used until then.
+ */
+int64_t adma_icrc(const void *src,
+                  size_t len,
+                  uint32_t *crc);
+
+/**
+ * As `adma_copy_crc`, but returns at once. `*crc` is written before the copy is complete; a copy that
+ * fails does not write it.
+ *
+ * Returns a cookie or a negative code, as `adma_icopy`.
+ *
+ * # Safety
+ * As for `adma_icopy`; and `crc` must stay valid until the copy is complete, and not be used until
+ * then.
+ */
+int64_t adma_icopy_crc(const void *src,
+                       void *dst,
+                       size_t len,
+                       uint32_t *crc);
+
+/**
  * Starts copying `count` segments to consecutive bytes at `dst`, and returns at once: a message
  * that arrived in packets is copied to its target as one copy. Single segments are not reported.
  * No segment may overlap the bytes at `dst`. Segments and `dst` are ordinary memory, not memory of
@@ -636,6 +696,33 @@ int64_t adma_ideliver_notify(const struct adma_piece *pieces,
                              void *dst,
                              uint64_t *variable,
                              uint64_t value);
+
+/**
+ * Copies `len` bytes from `src` to both `dst1` and `dst2`, and returns when both copies are complete.
+ * Each byte is read from memory once. None of the three ranges may overlap another: that is
+ * `ADMA_EINVAL`, and nothing is copied. Memory of a GPU is `ADMA_EOPNOTSUPP`.
+ *
+ * Returns 0 or a negative code; with a code, the contents of `dst1` and `dst2` are undefined.
+ *
+ * # Safety
+ * Until this returns, `src` must be valid for reading, and `dst1` and `dst2` for writing of `len`
+ * bytes, and no other thread and no other copy may write to `src` or use `dst1` or `dst2`.
+ */
+int adma_dualcast(const void *src,
+                  void *dst1,
+                  void *dst2,
+                  size_t len);
+
+/**
+ * As `adma_dualcast`, but returns at once.
+ *
+ * Returns a cookie (0 or above) for `adma_check_copy` and `adma_wait_copy`, as `adma_icopy`; or a
+ * negative code, and then nothing is in flight.
+ *
+ * # Safety
+ * As for `adma_icopy`, with two targets.
+ */
+int64_t adma_idualcast(const void *src, void *dst1, void *dst2, size_t len);
 
 /**
  * Opens the library with a GPU as an engine; `ordinal` is 0 for the first one. Needs only the

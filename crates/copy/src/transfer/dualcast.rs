@@ -24,6 +24,9 @@ unsafe impl<A: OwnedTarget, B: OwnedTarget> OwnedTarget for (A, B) {
     }
 }
 
+/// A dualcast over owned buffers, or the error with the buffers.
+type StartedDualcast<S, A, B> = Result<OwnedTransfer<S, (A, B)>, FailedTransfer<S, (A, B)>>;
+
 /// Returns the common length of a source and two targets, or an error if they differ.
 fn check_three(source: usize, first: usize, second: usize) -> Result<usize, Error> {
     check_lengths(source, first)?;
@@ -82,7 +85,7 @@ impl Ferry {
         source: S,
         first: A,
         second: B,
-    ) -> Result<OwnedTransfer<S, (A, B)>, FailedTransfer<S, (A, B)>> {
+    ) -> StartedDualcast<S, A, B> {
         self.idualcast_with(source, first, second, Options::new())
     }
 
@@ -93,7 +96,7 @@ impl Ferry {
         first: A,
         second: B,
         options: Options<'static>,
-    ) -> Result<OwnedTransfer<S, (A, B)>, FailedTransfer<S, (A, B)>> {
+    ) -> StartedDualcast<S, A, B> {
         OwnedTransfer::start_with(source, (first, second), |source, (first, second)| {
             let from = BufferSpan::of_source(source);
             let [a, b] = [BufferSpan::of_target(first), BufferSpan::of_target(second)];
