@@ -292,6 +292,7 @@ mod tests {
     fn times_come_from_samples_and_counts_from_all_calls() {
         let file = CallProfileFile::create().unwrap();
         let contents = file.contents();
+        contents.used_blocks.store(memferry_sys::call_profile::BLOCKS as u64, Ordering::Relaxed);
         let class = memferry_sys::call_profile::class_of(1 << 20);
         for block in 1..3 {
             let count = &contents.blocks[block].counts[0][class];

@@ -1,95 +1,175 @@
 //! The functions that programs call in place of those of the C library. One compare decides whether a
 //! call is special; others are executed here if they have at most 32 bytes, and else by the C library.
+//! For `memferry run --profile` all calls are special, and tiny ones are counted here.
 //!
 //! All symbols are without a version, so that the loader binds references to every version to them:
 //! `memcpy` of glibc 2.2.5, which allows overlapping ranges, as well as that of 2.14.
 
 use std::arch::naked_asm;
 
+use memferry_sys::call_profile::TINY_SIZES;
+
+use super::profile::{self, Counted};
 use super::real::{MEMCMP, MEMCPY, MEMMOVE, MEMPCPY, MEMSET};
 
-/// A function that moves memory. All bytes are loaded before the first is stored, so that overlapping
-/// ranges are right. `$result` computes what it returns.
-macro_rules! moving {
-    ($(#[$attribute:meta])* $visibility:vis $name:ident, $entry:ident, $result:literal) => {
+/// Moves at most 32 bytes, or continues in the C library. All bytes are loaded before the first is stored, so
+/// that overlapping ranges are right. `$result` computes what is returned.
+macro_rules! move_tiny {
+    ($result:literal) => {
+        concat!(
+            "cmp rdx, 16\n jb 3f\n cmp rdx, 32\n ja 8f\n",
+            $result,
+            "\n movups xmm0, xmmword ptr [rsi]
+             movups xmm1, xmmword ptr [rsi + rdx - 16]
+             movups xmmword ptr [rdi], xmm0
+             movups xmmword ptr [rdi + rdx - 16], xmm1
+             ret
+             3:\n",
+            $result,
+            "\n cmp edx, 8
+             jb 4f
+             mov rcx, qword ptr [rsi]
+             mov r8, qword ptr [rsi + rdx - 8]
+             mov qword ptr [rdi], rcx
+             mov qword ptr [rdi + rdx - 8], r8
+             ret
+             4:
+             cmp edx, 4
+             jb 5f
+             mov ecx, dword ptr [rsi]
+             mov r8d, dword ptr [rsi + rdx - 4]
+             mov dword ptr [rdi], ecx
+             mov dword ptr [rdi + rdx - 4], r8d
+             ret
+             5:
+             cmp edx, 1
+             jb 6f\n",
+            // One, two or three bytes: the first, the middle and the last.
+            "movzx ecx, byte ptr [rsi + rdx - 1]
+             movzx r8d, byte ptr [rsi]
+             je 7f
+             movzx r9d, byte ptr [rsi + 1]
+             mov byte ptr [rdi + 1], r9b
+             7:
+             mov byte ptr [rdi], r8b
+             mov byte ptr [rdi + rdx - 1], cl
+             6:
+             ret
+             8:
+             jmp qword ptr [rip + {entry} + 16]"
+        )
+    };
+}
+
+/// Fills at most 32 bytes, or continues in the C library.
+macro_rules! fill_tiny {
+    () => {
+        "cmp rdx, 32
+         ja 8f
+         mov rax, rdi
+         cmp rdx, 16
+         jb 3f
+         movd xmm0, esi
+         punpcklbw xmm0, xmm0
+         pshuflw xmm0, xmm0, 0
+         punpcklqdq xmm0, xmm0
+         movups xmmword ptr [rdi], xmm0
+         movups xmmword ptr [rdi + rdx - 16], xmm0
+         ret
+         3:
+         movzx ecx, sil
+         movabs r8, 0x0101010101010101
+         imul rcx, r8
+         cmp edx, 8
+         jb 4f
+         mov qword ptr [rdi], rcx
+         mov qword ptr [rdi + rdx - 8], rcx
+         ret
+         4:
+         cmp edx, 4
+         jb 5f
+         mov dword ptr [rdi], ecx
+         mov dword ptr [rdi + rdx - 4], ecx
+         ret
+         5:
+         cmp edx, 1
+         jb 6f
+         mov byte ptr [rdi + rdx - 1], cl
+         je 6f
+         mov word ptr [rdi], cx
+         6:
+         ret
+         8:
+         jmp qword ptr [rip + {entry} + 16]"
+    };
+}
+
+/// A function with the body `$tiny` for tiny calls. Calls from the limit on are special. While calls are counted the
+/// limit is 0, and tiny ones are counted and executed here: a jump to another function costs more than both.
+macro_rules! entry_point {
+    ($(#[$attribute:meta])* $visibility:vis $name:ident, $entry:ident, $counted:expr, $tiny:expr) => {
         $(#[$attribute])*
+        #[unsafe(no_mangle)]
         #[unsafe(naked)]
-        $visibility unsafe extern "C" fn $name(target: usize, source: usize, bytes: usize) -> usize {
+        $visibility unsafe extern "C" fn $name(target: usize, other: usize, bytes: usize) -> usize {
             naked_asm!(
                 "cmp rdx, qword ptr [rip + {entry}]",
                 "jae 9f",
-                "cmp rdx, 16",
-                "jb 3f",
-                "cmp rdx, 32",
-                "ja 8f",
-                $result,
-                "movups xmm0, xmmword ptr [rsi]",
-                "movups xmm1, xmmword ptr [rsi + rdx - 16]",
-                "movups xmmword ptr [rdi], xmm0",
-                "movups xmmword ptr [rdi + rdx - 16], xmm1",
-                "ret",
-                "3:",
-                $result,
-                "cmp edx, 8",
-                "jb 4f",
-                "mov rcx, qword ptr [rsi]",
-                "mov r8, qword ptr [rsi + rdx - 8]",
-                "mov qword ptr [rdi], rcx",
-                "mov qword ptr [rdi + rdx - 8], r8",
-                "ret",
-                "4:",
-                "cmp edx, 4",
-                "jb 5f",
-                "mov ecx, dword ptr [rsi]",
-                "mov r8d, dword ptr [rsi + rdx - 4]",
-                "mov dword ptr [rdi], ecx",
-                "mov dword ptr [rdi + rdx - 4], r8d",
-                "ret",
-                "5:",
-                "cmp edx, 1",
-                "jb 6f",
-                // One, two or three bytes: the first, the middle and the last.
-                "movzx ecx, byte ptr [rsi + rdx - 1]",
-                "movzx r8d, byte ptr [rsi]",
-                "je 7f",
-                "movzx r9d, byte ptr [rsi + 1]",
-                "mov byte ptr [rdi + 1], r9b",
-                "7:",
-                "mov byte ptr [rdi], r8b",
-                "mov byte ptr [rdi + rdx - 1], cl",
-                "6:",
-                "ret",
-                "8:",
-                "jmp qword ptr [rip + {entry} + 16]",
+                $tiny,
+                ".p2align 4",
+                "9:",
+                "mov r11, qword ptr [rip + memferry_preload_block@GOTTPOFF]",
+                "mov r10, qword ptr fs:[r11]",
+                "cmp rdx, {tiny_sizes}",
+                "jae 9f",
+                "sub dword ptr [r10 + 4 * rdx + {tiny_left}], 1",
+                "js 2f",
+                $tiny,
+                "2:",
+                "mov ecx, {code}",
+                "mov r8, qword ptr [rsp]",
+                "jmp {sampled}",
                 "9:",
                 "jmp qword ptr [rip + {entry} + 8]",
                 // Also aligns the section, and with it the first instruction, to a cache line.
-                ".p2align 6",
+                ".p2align 4",
                 entry = sym $entry,
+                tiny_sizes = const TINY_SIZES,
+                tiny_left = const $counted.tiny_left(),
+                code = const $counted as usize,
+                sampled = sym profile::sampled,
             )
         }
     };
 }
 
-moving!(
+entry_point!(
     /// As in the C library, in both of its versions.
-    #[unsafe(no_mangle)]
-    pub(super) memcpy, MEMCPY, "mov rax, rdi"
+    pub(super) memcpy, MEMCPY, Counted::Memcpy, move_tiny!("mov rax, rdi")
 );
-moving!(
+entry_point!(
     /// As in the C library.
-    #[unsafe(no_mangle)]
-    pub(super) memmove, MEMMOVE, "mov rax, rdi"
+    pub(super) memmove, MEMMOVE, Counted::Memmove, move_tiny!("mov rax, rdi")
 );
-moving!(
+entry_point!(
     /// As in the C library.
-    #[unsafe(no_mangle)]
-    pub(super) mempcpy, MEMPCPY, "lea rax, [rdi + rdx]"
+    pub(super) mempcpy, MEMPCPY, Counted::Mempcpy, move_tiny!("lea rax, [rdi + rdx]")
 );
-moving!(
+entry_point!(
     /// Another name of `mempcpy`.
-    #[unsafe(no_mangle)]
-    pub(super) __mempcpy, MEMPCPY, "lea rax, [rdi + rdx]"
+    pub(super) __mempcpy, MEMPCPY, Counted::Mempcpy, move_tiny!("lea rax, [rdi + rdx]")
+);
+entry_point!(
+    /// As in the C library.
+    pub(super) memset, MEMSET, Counted::Memset, fill_tiny!()
+);
+entry_point!(
+    /// As in the C library. Only counted here.
+    memcmp, MEMCMP, Counted::Memcmp, "jmp qword ptr [rip + {entry} + 16]"
+);
+entry_point!(
+    /// As in the C library. Only counted here.
+    bcmp, MEMCMP, Counted::Memcmp, "jmp qword ptr [rip + {entry} + 16]"
 );
 
 /// As in the C library: `memmove` with its first arguments exchanged.
@@ -133,75 +213,3 @@ checked! {
     __mempcpy_chk, mempcpy;
     __memset_chk, memset;
 }
-
-/// As in the C library.
-#[unsafe(no_mangle)]
-#[unsafe(naked)]
-pub(super) unsafe extern "C" fn memset(target: usize, byte: usize, bytes: usize) -> usize {
-    naked_asm!(
-        "cmp rdx, qword ptr [rip + {entry}]",
-        "jae 9f",
-        "cmp rdx, 32",
-        "ja 8f",
-        "mov rax, rdi",
-        "cmp rdx, 16",
-        "jb 3f",
-        "movd xmm0, esi",
-        "punpcklbw xmm0, xmm0",
-        "pshuflw xmm0, xmm0, 0",
-        "punpcklqdq xmm0, xmm0",
-        "movups xmmword ptr [rdi], xmm0",
-        "movups xmmword ptr [rdi + rdx - 16], xmm0",
-        "ret",
-        "3:",
-        "movzx ecx, sil",
-        "movabs r8, 0x0101010101010101",
-        "imul rcx, r8",
-        "cmp edx, 8",
-        "jb 4f",
-        "mov qword ptr [rdi], rcx",
-        "mov qword ptr [rdi + rdx - 8], rcx",
-        "ret",
-        "4:",
-        "cmp edx, 4",
-        "jb 5f",
-        "mov dword ptr [rdi], ecx",
-        "mov dword ptr [rdi + rdx - 4], ecx",
-        "ret",
-        "5:",
-        "cmp edx, 1",
-        "jb 6f",
-        "mov byte ptr [rdi + rdx - 1], cl",
-        "je 6f",
-        "mov word ptr [rdi], cx",
-        "6:",
-        "ret",
-        "8:",
-        "jmp qword ptr [rip + {entry} + 16]",
-        "9:",
-        "jmp qword ptr [rip + {entry} + 8]",
-        ".p2align 6",
-        entry = sym MEMSET,
-    )
-}
-
-/// A function that compares. Only counted here.
-macro_rules! comparing {
-    ($($name:ident),*) => {$(
-        /// As in the C library.
-        #[unsafe(no_mangle)]
-        #[unsafe(naked)]
-        unsafe extern "C" fn $name(left: usize, right: usize, bytes: usize) -> usize {
-            naked_asm!(
-                "cmp rdx, qword ptr [rip + {entry}]",
-                "jae 9f",
-                "jmp qword ptr [rip + {entry} + 16]",
-                "9:",
-                "jmp qword ptr [rip + {entry} + 8]",
-                entry = sym MEMCMP,
-            )
-        }
-    )*};
-}
-
-comparing!(memcmp, bcmp);

@@ -1,19 +1,22 @@
 //! Counts calls for `memferry run --profile`. Every call is counted, in a block of the calling thread
 //! and without a lock. Some are sampled: their caller is looked up, and their time is taken.
 //!
-//! Which calls are sampled depends on a countdown of weight, a call's bytes and a constant. So large
-//! copies are nearly always sampled, tiny ones once in some thousands, and the estimates that are made
-//! from the samples are right on average for both calls and bytes.
+//! Which calls are sampled depends on their weight, their bytes and a constant. So large copies are
+//! nearly always sampled, tiny ones once in some thousands, and the estimates that are made from the
+//! samples are right on average for both calls and bytes. Tiny calls have a countdown for each size,
+//! which is what counts them too (`entry`); all others have one countdown of weight.
 
 use std::arch::{asm, global_asm, naked_asm};
 use std::ffi::{CStr, c_void};
 use std::mem::offset_of;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{
+    AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+};
 
 use memferry_sys::call_profile::{
-    BLOCKS, Block, CALLERS, CLASSES, CallProfile, Caller, Count, MODULES, PATH_BYTES, VERSION,
-    class_of,
+    Block, CALLERS, CLASSES, CallProfile, Caller, Count, MODULES, OPERATIONS, PATH_BYTES,
+    TINY_SIZES, VERSION, class_of,
 };
 
 use super::lookup::{self, LinkMap};
@@ -25,21 +28,23 @@ const SAMPLE_WEIGHT: i64 = 256 << 10;
 /// The weight of a call without bytes.
 const CALL_WEIGHT: usize = 64;
 
-const COUNTDOWN: usize = offset_of!(Block, countdown);
-const OPERATION_BYTES: usize = CLASSES * size_of::<Count>();
+/// The block of threads that have no other yet. Nothing is left in it, so that their first call is a sample, which
+/// claims one.
+static UNCLAIMED: Block = Block::new();
 
-// The address of the thread's block. Storage of the initial-exec model: it exists before the first
-// instruction of the thread, and an access is one load.
+// The address of the thread's block, first that of `UNCLAIMED`. Storage of the initial-exec model: it exists before
+// the first instruction of the thread, and an access is one load.
 global_asm!(
-    ".pushsection .tbss.memferry_preload_block,\"awT\",@nobits",
+    ".pushsection .tdata.memferry_preload_block,\"awT\",@progbits",
     ".globl memferry_preload_block",
     ".hidden memferry_preload_block",
     ".type memferry_preload_block,@tls_object",
     ".size memferry_preload_block,8",
     ".p2align 3",
     "memferry_preload_block:",
-    ".zero 8",
+    ".quad {unclaimed}",
     ".popsection",
+    unclaimed = sym UNCLAIMED,
 );
 
 /// The offset of the word from the thread pointer.
@@ -82,22 +87,53 @@ fn set_own_block(block: *const Block) {
     }
 }
 
-/// A function that counts a call and continues with the C library's, unless the call is sampled.
+/// A counted function. The numbers are passed by assembly.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Counted {
+    Memcpy,
+    Memmove,
+    Memset,
+    Memcmp,
+    /// Counts as `memcpy`.
+    Mempcpy,
+}
+
+/// The functions in the order of [`Counted`].
+static ENTRIES: [&Entry; 5] =
+    [&real::MEMCPY, &real::MEMMOVE, &real::MEMSET, &real::MEMCMP, &real::MEMPCPY];
+
+impl Counted {
+    /// The place among [`OPERATIONS`].
+    const fn operation(self) -> usize {
+        match self {
+            Self::Mempcpy => 0,
+            other => other as usize,
+        }
+    }
+
+    /// Where the numbers of tiny calls begin in a block.
+    pub(super) const fn tiny_left(self) -> usize {
+        offset_of!(Block, tiny_left) + self.operation() * TINY_SIZES * size_of::<AtomicI32>()
+    }
+
+    /// Where the counts begin in a block.
+    const fn counts(self) -> usize {
+        offset_of!(Block, counts) + self.operation() * CLASSES * size_of::<Count>()
+    }
+}
+
+/// A function that counts a call that is not tiny and continues with the C library's, unless the call is sampled.
 macro_rules! counting {
-    ($($name:ident, $entry:ident, $operation:literal, $code:literal;)*) => {$(
+    ($($name:ident, $entry:ident, $counted:expr;)*) => {$(
         #[unsafe(naked)]
         unsafe extern "C" fn $name(target: usize, other: usize, bytes: usize) -> usize {
             naked_asm!(
                 "mov r11, qword ptr [rip + memferry_preload_block@GOTTPOFF]",
                 "mov r10, qword ptr fs:[r11]",
-                "test r10, r10",
-                "jz 2f",
                 "lea rax, [rdx + {weight}]",
                 "sub qword ptr [r10 + {countdown}], rax",
                 "js 2f",
-                "mov rax, rdx",
-                "or rax, 1",
-                "bsr rax, rax",
+                "bsr rax, rdx",
                 "shl eax, 4",
                 "inc qword ptr [r10 + rax + {counts}]",
                 "add qword ptr [r10 + rax + {counts} + 8], rdx",
@@ -107,9 +143,9 @@ macro_rules! counting {
                 "mov r8, qword ptr [rsp]",
                 "jmp {sampled}",
                 weight = const CALL_WEIGHT,
-                countdown = const COUNTDOWN,
-                counts = const $operation * OPERATION_BYTES,
-                code = const $code,
+                countdown = const offset_of!(Block, countdown),
+                counts = const $counted.counts(),
+                code = const $counted as usize,
                 entry = sym real::$entry,
                 sampled = sym sampled,
             )
@@ -118,21 +154,12 @@ macro_rules! counting {
 }
 
 counting! {
-    count_memcpy, MEMCPY, 0, 0;
-    count_memmove, MEMMOVE, 1, 1;
-    count_memset, MEMSET, 2, 2;
-    count_memcmp, MEMCMP, 3, 3;
-    count_mempcpy, MEMPCPY, 0, 4;
+    count_memcpy, MEMCPY, Counted::Memcpy;
+    count_memmove, MEMMOVE, Counted::Memmove;
+    count_memset, MEMSET, Counted::Memset;
+    count_memcmp, MEMCMP, Counted::Memcmp;
+    count_mempcpy, MEMPCPY, Counted::Mempcpy;
 }
-
-/// The functions by the code that `counting` passes, and the operation that they count as.
-static BY_CODE: [(&Entry, usize); 5] = [
-    (&real::MEMCPY, 0),
-    (&real::MEMMOVE, 1),
-    (&real::MEMSET, 2),
-    (&real::MEMCMP, 3),
-    (&real::MEMPCPY, 0),
-];
 
 /// The file, once it is mapped.
 static FILE: AtomicPtr<CallProfile> = AtomicPtr::new(ptr::null_mut());
@@ -200,14 +227,14 @@ fn map(path: &CStr) -> Option<&'static CallProfile> {
 
 /// In a child, the block belongs to the parent.
 extern "C" fn forked() {
-    set_own_block(ptr::null());
+    set_own_block(&UNCLAIMED);
     if let Some(file) = file() {
         file.processes.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 extern "C" fn thread_ended(block: *mut c_void) {
-    set_own_block(ptr::null());
+    set_own_block(&UNCLAIMED);
     // SAFETY: the value of the key is the block that this thread has claimed.
     unsafe { &*block.cast::<Block>() }.owner.store(0, Ordering::Release);
 }
@@ -218,26 +245,32 @@ fn file() -> Option<&'static CallProfile> {
 }
 
 /// A call that is sampled, or the first of its thread.
-unsafe extern "C" fn sampled(
+pub(super) unsafe extern "C" fn sampled(
     a: usize,
     b: usize,
     bytes: usize,
     code: usize,
     caller: usize,
 ) -> usize {
-    let (entry, operation) = BY_CODE[code];
-    let call: Call = entry.real();
+    let call: Call = ENTRIES[code].real();
+    // `mempcpy`, the last one, counts as the first.
+    let operation = code % OPERATIONS.len();
     let Some(file) = file() else {
         // SAFETY: the arguments are those of the program's own call.
         return unsafe { call(a, b, bytes) };
     };
     let (block, is_new) = claimed_block(file);
-    // First of all, so that a signal handler that interrupts this counts as usual.
-    block.countdown.store(next_interval(block), Ordering::Relaxed);
-    let class = class_of(bytes);
-    add(&block.counts[operation][class].calls, 1);
-    add(&block.counts[operation][class].bytes, bytes as u64);
-    if is_new {
+    let is_sample = if bytes < TINY_SIZES {
+        count_tiny(block, operation, bytes, is_new)
+    } else {
+        // First of all, so that a signal handler that interrupts this counts as usual.
+        block.countdown.store(next_interval(block), Ordering::Relaxed);
+        let count = &block.counts[operation][class_of(bytes)];
+        count.calls.fetch_add(1, Ordering::Relaxed);
+        count.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        !is_new
+    };
+    if !is_sample {
         // SAFETY: as above.
         return unsafe { call(a, b, bytes) };
     }
@@ -246,7 +279,7 @@ unsafe extern "C" fn sampled(
     let result = unsafe { call(a, b, bytes) };
     let took = ticks().wrapping_sub(begin);
     let took = took.saturating_sub(file.timer_ticks.load(Ordering::Relaxed));
-    let time = &file.times[operation][class];
+    let time = &file.times[operation][class_of(bytes)];
     time.calls.fetch_add(1, Ordering::Relaxed);
     time.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     time.ticks.fetch_add(took, Ordering::Relaxed);
@@ -254,52 +287,95 @@ unsafe extern "C" fn sampled(
     result
 }
 
-/// Adds to a counter that only this thread writes.
-fn add(counter: &std::sync::atomic::AtomicU64, more: u64) {
-    counter.store(counter.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+/// Counts the next calls of this size ahead, if none is left. Returns whether that is so: the call is a sample.
+fn count_tiny(block: &Block, operation: usize, bytes: usize, is_new: bool) -> bool {
+    let left = &block.tiny_left[operation][bytes];
+    // The entry point has subtracted it from `UNCLAIMED`.
+    if is_new && left.fetch_sub(1, Ordering::Relaxed) > 0 {
+        return false;
+    }
+    let next = tiny_interval(bytes) / 2 + random_below(block, tiny_interval(bytes));
+    let count = &block.counts[operation][class_of(bytes)];
+    count.calls.fetch_add(u64::from(next), Ordering::Relaxed);
+    count.bytes.fetch_add(u64::from(next) * bytes as u64, Ordering::Relaxed);
+    left.fetch_add(next as i32, Ordering::Relaxed);
+    true
+}
+
+/// Tiny calls between two samples, on average.
+fn tiny_interval(bytes: usize) -> u32 {
+    (SAMPLE_WEIGHT as usize / (bytes + CALL_WEIGHT)) as u32
 }
 
 /// A random weight around the average, so that samples do not follow the rhythm of a loop.
 fn next_interval(block: &Block) -> i64 {
+    SAMPLE_WEIGHT / 2 + i64::from(random_below(block, SAMPLE_WEIGHT as u32))
+}
+
+fn random_below(block: &Block, end: u32) -> u32 {
     let mut random = block.random.load(Ordering::Relaxed);
     random ^= random << 13;
     random ^= random >> 7;
     random ^= random << 17;
     block.random.store(random, Ordering::Relaxed);
-    SAMPLE_WEIGHT / 2 + (random % SAMPLE_WEIGHT as u64) as i64
+    ((random >> 32) * u64::from(end) >> 32) as u32
 }
 
 /// The block of this thread, and whether it was claimed just now.
 fn claimed_block(file: &'static CallProfile) -> (&'static Block, bool) {
-    // SAFETY: the word is null or the address of a block in the mapping.
-    if let Some(block) = unsafe { own_block().as_ref() } {
-        return (block, false);
+    let own = own_block();
+    if !ptr::eq(own, &UNCLAIMED) {
+        // SAFETY: the word is the address of a block in the mapping.
+        return (unsafe { &*own }, false);
     }
-    let block = claim(file, system::process_id());
-    block.random.store(ticks() | 1, Ordering::Relaxed);
+    let number = claim(file, system::process_id());
+    let block = &file.blocks[number];
+    let first = block.random.compare_exchange(0, ticks() | 1, Ordering::Relaxed, Ordering::Relaxed);
+    if first.is_ok() {
+        count_ahead(block);
+        file.used_blocks.fetch_max(number as u64 + 1, Ordering::Release);
+    }
     set_own_block(block);
     let key = THREAD_KEY.load(Ordering::Relaxed);
-    let is_shared = ptr::eq(block, &file.blocks[0]);
-    if key != u32::MAX && !is_shared {
+    if key != u32::MAX && number != 0 {
         // SAFETY: the key exists, and its value is inside the thread's own descriptor.
         unsafe { libc::pthread_setspecific(key, ptr::from_ref(block).cast()) };
     }
     (block, true)
 }
 
-/// Claims a free block, or one whose process has ended. Without one, block 0, which threads share.
-fn claim(file: &'static CallProfile, process: u32) -> &'static Block {
-    for block in &file.blocks[1..BLOCKS] {
+/// Counts tiny calls ahead in a block that was never used: of each size as many as are left until its first sample,
+/// which comes anywhere in the interval.
+fn count_ahead(block: &Block) {
+    for (left, counts) in block.tiny_left.iter().zip(&block.counts) {
+        for (bytes, left) in left.iter().enumerate() {
+            let next = random_below(block, tiny_interval(bytes));
+            left.store(next as i32, Ordering::Relaxed);
+            let count = &counts[class_of(bytes)];
+            add(&count.calls, u64::from(next));
+            add(&count.bytes, u64::from(next) * bytes as u64);
+        }
+    }
+}
+
+/// Adds to a counter that only this thread writes.
+fn add(counter: &AtomicU64, more: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+}
+
+/// The number of a free block that is claimed, or of one whose process has ended. Without one, block 0, which threads share.
+fn claim(file: &CallProfile, process: u32) -> usize {
+    for (number, block) in file.blocks.iter().enumerate().skip(1) {
         let owner = block.owner.load(Ordering::Relaxed);
         let own = u64::from(process);
         let is_free = owner == 0 || (owner != own && !has_process(owner as usize));
         if is_free
             && block.owner.compare_exchange(owner, own, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         {
-            return block;
+            return number;
         }
     }
-    &file.blocks[0]
+    0
 }
 
 fn has_process(process: usize) -> bool {

@@ -11,7 +11,9 @@ use super::lookup;
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// Calls of at least this many bytes go to `special`. The greatest number if there is none.
+    /// Calls of at least this many bytes are special. The greatest number if there are none; 0 if all calls are
+    /// counted, and else not less than `TINY_SIZES`: smaller special calls are counted by the entry point, and
+    /// others go to `special`.
     pub(super) limit: AtomicUsize,
     pub(super) special: AtomicPtr<()>,
     pub(super) real: AtomicPtr<()>,

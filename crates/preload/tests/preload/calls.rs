@@ -117,6 +117,31 @@ fn calls_of_all_threads_and_children_are_counted_however_they_end() {
     assert_eq!(contents.processes.load(std::sync::atomic::Ordering::Relaxed), 4);
 }
 
+/// The length decides how a call is counted, and whether it is one of some thousand that are sampled.
+#[test]
+fn calls_of_every_length_are_counted_exactly() {
+    const TIMES: u64 = 20_000;
+    let programs = Programs::compile(&["exact"]);
+    // The C library calls them too before `main`, always as often.
+    let totals = [0, TIMES].map(|times| {
+        let (file, path) = profile();
+        succeed(programs.preloaded("exact").arg(times.to_string()).env(VARIABLE, path));
+        let of = |operation| (0..10).map(|class| file.contents().total(operation, class)).collect();
+        [0, 1, 2, 3].map(|operation| -> Vec<(u64, u64)> { of(operation) })
+    });
+    for (operation, name) in OPERATIONS.into_iter().enumerate() {
+        // `mempcpy` counts as `memcpy`.
+        let times = if operation == 0 { 2 * TIMES } else { TIMES };
+        for class in 0..10 {
+            let lengths = (0..=600).filter(|bytes| class_of(*bytes as usize) == class);
+            let (calls, bytes) =
+                lengths.fold((0, 0), |(calls, bytes), more| (calls + times, bytes + times * more));
+            let [before, after] = &totals.each_ref().map(|totals| totals[operation][class]);
+            assert_eq!((after.0 - before.0, after.1 - before.1), (calls, bytes), "{name} {class}");
+        }
+    }
+}
+
 #[test]
 fn estimates_by_caller_agree_with_the_counts() {
     let programs = Programs::compile(&["counted"]);
