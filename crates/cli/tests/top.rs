@@ -1,8 +1,12 @@
 //! Tests of `memferry top` from outside: this process copies and sends, and the program shows exactly that.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 
 use memferry::Ferry;
 use memferry::message::{Endpoint, Source, TAG_ANY};
@@ -86,7 +90,7 @@ fn what_a_process_does_is_counted_exactly() {
         .find(|block| block["kind"] == "peer" && block["name"] == name.as_str());
     assert_eq!(peer.unwrap()["counters"]["sent"]["inline"], 18);
     let text = output(&["--once", "--interval", "0.05", "--pid", &pid.to_string()]);
-    for part in ["PID", "channels", "cpu 0", "peers", "top-counts", "messages by size"] {
+    for part in ["PID", "channels", "cpu 0", "peers", "top-counts inline", "messages by size"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(output(&["--once", "--interval", "0.05", "--sort", "pid"]).contains(&pid.to_string()));
@@ -97,6 +101,11 @@ fn check_metrics(text: &str) {
     assert!(text.ends_with("# EOF\n") && text.matches("# EOF").count() == 1);
     let (mut metric, mut seen) = (String::new(), std::collections::HashSet::new());
     for line in text.lines().filter(|line| *line != "# EOF") {
+        if let Some(rest) = line.strip_prefix("# UNIT ") {
+            let (name, unit) = rest.split_once(' ').unwrap();
+            assert!(name == metric && name.ends_with(&format!("_{unit}")), "{line}");
+            continue;
+        }
         if let Some(rest) = line.strip_prefix("# TYPE ") {
             let (name, kind) = rest.split_once(' ').unwrap();
             assert!(["counter", "gauge", "histogram"].contains(&kind), "{line}");
@@ -108,6 +117,7 @@ fn check_metrics(text: &str) {
         let suffix = name.strip_prefix(&metric).unwrap();
         assert!(["", "_total", "_bucket"].contains(&suffix), "{line}");
         let (labels, value) = rest.rsplit_once("} ").unwrap();
+        assert!(seen.insert(format!("{name} {labels}")), "{line} comes twice");
         assert!(labels.split("\",").all(|label| label.contains("=\"")), "{line}");
         value.parse::<u64>().unwrap();
     }
@@ -183,4 +193,59 @@ fn without_a_terminal_the_options_for_text_are_named() {
     let refused = memferry(&["--listen", "0.0.0.0:80"]).output().unwrap();
     assert_eq!(refused.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("loopback"));
+}
+
+/// A terminal: the end that a user sees, and the end of the program.
+fn terminal() -> (File, OwnedFd) {
+    let (mut user, mut program) = (-1, -1);
+    let size = libc::winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: the descriptors are valid for writes, the size is one, and nothing else is asked for.
+    let opened = unsafe {
+        libc::openpty(&mut user, &mut program, std::ptr::null_mut(), std::ptr::null(), &size)
+    };
+    assert_eq!(opened, 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: both were opened just now.
+    unsafe { (File::from_raw_fd(user), OwnedFd::from_raw_fd(program)) }
+}
+
+/// Whether the terminal gathers lines and shows what is typed, as shells expect it.
+fn is_ordinary(terminal: &OwnedFd) -> bool {
+    // SAFETY: zeros are a value of the structure, which is valid for writes.
+    let modes = unsafe {
+        let mut modes: libc::termios = std::mem::zeroed();
+        assert_eq!(libc::tcgetattr(terminal.as_raw_fd(), &mut modes), 0);
+        modes
+    };
+    let both = libc::ICANON | libc::ECHO;
+    modes.c_lflag & both == both
+}
+
+#[test]
+fn a_signal_ends_the_program_and_the_terminal_is_as_it_was() {
+    const LEAVE_SCREEN: &[u8] = b"\x1b[?1049l";
+    const SHOW_CURSOR: &[u8] = b"\x1b[?25h";
+    for signal in [libc::SIGTERM, libc::SIGHUP] {
+        let (mut user, program) = terminal();
+        let end = || Stdio::from(program.try_clone().unwrap());
+        let mut command = memferry(&["--interval", "3600"]);
+        let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
+        let mut child = KilledOnDrop(child);
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let reader = Arc::clone(&seen);
+        std::thread::spawn(move || {
+            let mut part = [0; 4096];
+            while let Ok(length) = user.read(&mut part) {
+                reader.lock().unwrap().extend_from_slice(&part[..length]);
+            }
+        });
+        let has =
+            |text: &[u8]| seen.lock().unwrap().windows(text.len()).any(|window| window == text);
+        memferry_testing::until("the screen is drawn", || has(b"q quit"));
+        assert!(!is_ordinary(&program) && !has(LEAVE_SCREEN));
+        // SAFETY: the process is a child that was not waited for.
+        assert_eq!(unsafe { libc::kill(child.0.id() as i32, signal) }, 0);
+        assert_eq!(child.0.wait().unwrap().signal(), Some(signal));
+        memferry_testing::until("the screen is left", || has(LEAVE_SCREEN) && has(SHOW_CURSOR));
+        assert!(is_ordinary(&program));
+    }
 }

@@ -125,20 +125,7 @@ const TABLES: [Table; 6] = [
     Table {
         kind: "peer",
         title: "peers",
-        head: &[
-            "",
-            "pid",
-            "out/s",
-            "out B/s",
-            "in/s",
-            "in B/s",
-            "p50",
-            "p99",
-            "waits",
-            "sent",
-            "received",
-            "fallbacks",
-        ],
+        head: &["", "pid", "out/s", "out B/s", "in/s", "in B/s", "p50", "p99", "waits", "fallb"],
         cells: |change| {
             vec![
                 change.now.id.map_or_else(String::new, |pid| pid.to_string()),
@@ -149,9 +136,7 @@ const TABLES: [Table; 6] = [
                 change.quantile("send_latency", 0.5),
                 change.quantile("send_latency", 0.99),
                 change.total("waits"),
-                change.labels("sent"),
-                change.labels("received"),
-                change.labels("fallbacks"),
+                change.total("fallbacks"),
             ]
         },
     },
@@ -218,7 +203,7 @@ pub(super) fn sections(
         let head = table.head.iter().map(|title| (*title).to_owned()).collect();
         Section { title: table.title, head, rows: rows.collect() }
     });
-    let sizes = [copies_by_size(now), messages_by_size(now)];
+    let sizes = [copies_by_size(now), messages_by_size(now), messages_by_path(now)];
     sizes.into_iter().chain(tables).filter(|section| !section.rows.is_empty()).collect()
 }
 
@@ -244,6 +229,26 @@ fn messages_by_size(process: &ProcessView) -> Section {
         "messages by size",
         &[("sent", field("sent_sizes")), ("received", field("received_sizes"))],
     )
+}
+
+/// The paths of the messages of each peer, one in a row: all of them side by side are wider than a terminal.
+fn messages_by_path(process: &ProcessView) -> Section {
+    let mut rows = Vec::new();
+    for block in process.blocks.iter().filter(|block| block.kind == "peer") {
+        let field = block.fields.iter().find(|field| field.name == "sent");
+        let Some(FieldShape::Labels(paths)) = field.map(|field| &field.shape) else { continue };
+        let peer = Change { now: block, before: None, seconds: 1.0 }.name();
+        for (index, path) in paths.iter().enumerate() {
+            let [sent, received] = ["sent", "received"]
+                .map(|field| block.values(field).get(index).copied().unwrap_or(0));
+            if sent > 0 || received > 0 {
+                let [sent, received] = [sent, received].map(|value| count(value as f64));
+                rows.push(vec![format!("{peer} {path}"), sent, received]);
+            }
+        }
+    }
+    let head = ["", "sent", "received"].map(str::to_owned).to_vec();
+    Section { title: "messages by peer and path", head, rows }
 }
 
 /// A table with a row for each size class in which anything was counted, and a column for each histogram of which.

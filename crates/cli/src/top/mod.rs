@@ -10,6 +10,7 @@ mod metrics;
 mod quantity;
 mod sample;
 mod screen;
+mod signals;
 mod text;
 
 use std::io::IsTerminal;

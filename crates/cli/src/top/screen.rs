@@ -12,7 +12,7 @@ use ratatui::{DefaultTerminal, Frame};
 
 use super::columns::{self, Column};
 use super::sample::{Row, Sample};
-use super::{details, no_process, read};
+use super::{details, no_process, read, signals};
 use crate::args::{SortKey, TopArgs};
 
 /// The state of the screen.
@@ -40,9 +40,14 @@ enum Step {
 /// Shows processes until the user quits.
 pub(super) fn run(args: &TopArgs) -> anyhow::Result<()> {
     let mut screen = Screen::new(read(args.pid)?, args);
+    signals::catch();
+    // From here on, a panic gives the terminal back too.
     let mut terminal = ratatui::try_init().context("the terminal cannot be set up")?;
     let outcome = screen.show(&mut terminal, args);
+    // Shows the cursor again.
+    drop(terminal);
     ratatui::restore();
+    signals::end();
     outcome
 }
 
@@ -65,10 +70,15 @@ impl Screen {
 
     fn show(&mut self, terminal: &mut DefaultTerminal, args: &TopArgs) -> anyhow::Result<()> {
         let mut next = Instant::now() + args.interval;
-        loop {
-            terminal.draw(|frame| self.draw(frame))?;
+        let mut is_drawn = false;
+        while !signals::is_received() {
+            if !is_drawn {
+                terminal.draw(|frame| self.draw(frame))?;
+                is_drawn = true;
+            }
             let left = next.saturating_duration_since(Instant::now());
-            if event::poll(left)? {
+            if event::poll(left.min(signals::MAX_WAIT))? {
+                is_drawn = false;
                 let event = event::read()?;
                 if let Event::Key(key) = event
                     && self.on_key(key) == Step::Quit
@@ -80,9 +90,11 @@ impl Screen {
                 next = Instant::now() + args.interval;
                 if !self.paused {
                     self.update(read(args.pid)?);
+                    is_drawn = false;
                 }
             }
         }
+        Ok(())
     }
 
     fn update(&mut self, now: Sample) {
