@@ -309,6 +309,7 @@ impl Engine for DsaEngine {
             engine: NAME.into(),
             reason: format!("{name}: {error}"),
         })?;
-        Ok(Arc::new(DeviceChannel::new(Box::new(queue), capacity)))
+        let channel = DeviceChannel::new(Box::new(queue), capacity);
+        Ok(Arc::new(channel.shown_as(NAME, options.label.as_deref())))
     }
 }

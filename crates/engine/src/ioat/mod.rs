@@ -228,6 +228,7 @@ impl Engine for IoatEngine {
             engine: NAME.into(),
             reason: format!("channel {number} of device {name}: {error}"),
         })?;
-        Ok(Arc::new(DeviceChannel::new(Box::new(queue), capacity)))
+        let channel = DeviceChannel::new(Box::new(queue), capacity);
+        Ok(Arc::new(channel.shown_as(NAME, options.label.as_deref())))
     }
 }

@@ -224,6 +224,7 @@ impl Engine for NicEngine {
         let (pages, counters) = (self.pages.clone(), self.counters.clone());
         let queue = NicQueue::new(card, pages, counters, self.config.verify_checksums, slot);
         let capacity = options.capacity.unwrap_or(CAPACITY);
-        Ok(Arc::new(DeviceChannel::new(Box::new(queue), capacity)))
+        let channel = DeviceChannel::new(Box::new(queue), capacity);
+        Ok(Arc::new(channel.shown_as(NAME, options.label.as_deref())))
     }
 }

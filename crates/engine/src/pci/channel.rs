@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use memferry_sys::stats::{self, Block, kinds};
 use memferry_sys::sync::atomic::{AtomicU64, Ordering};
 use memferry_sys::sync::{Mutex, lock, thread};
 
@@ -28,6 +29,8 @@ pub struct DeviceChannel {
     queue: Mutex<PciQueue>,
     failures: Mutex<FailureLog>,
     counters: ChannelCounters,
+    /// What `memferry top` shows. Written inside the gate.
+    shown: Option<Block<kinds::ChannelCounters>>,
     capacity: usize,
 }
 
@@ -130,8 +133,15 @@ impl DeviceChannel {
             queue: Mutex::new(queue),
             failures: Mutex::default(),
             counters: ChannelCounters::default(),
+            shown: None,
             capacity: capacity.max(1),
         }
+    }
+
+    /// Shows the channel in `memferry top`, named after its engine and a label.
+    pub fn shown_as(mut self, engine: &str, label: Option<&str>) -> Self {
+        self.shown = Some(kinds::open_channel(engine, label));
+        self
     }
 
     /// Finishes completed descriptors; `false` if there are none, or another thread is inside.
@@ -149,22 +159,42 @@ impl DeviceChannel {
             self.finish(entry);
         }
         is_broken |= !queue.post();
+        let is_idle = queue.entries.is_empty();
         drop(queue);
         if is_broken {
             lock(&self.inbox).closed = true;
         }
+        if has_finished {
+            self.show(is_idle);
+        }
         self.leave();
         has_finished
+    }
+
+    /// Stores the statistics for `memferry top`, inside the gate: if something has begun or nothing is left, and else
+    /// after 64 descriptors.
+    fn show(&self, is_due: bool) {
+        let Some(shown) = &self.shown else { return };
+        let new = self.completed().wrapping_sub(shown.completed.get());
+        if is_due || new >= stats::TIMED_INTERVAL {
+            self.statistics().show(shown);
+            shown.outstanding_bytes.set(self.outstanding_bytes());
+        }
     }
 
     /// Leaves the gate, after the inbox is empty.
     fn leave(&self) {
         self.gate.leave(|| {
             let mut queue = lock(&self.queue);
+            let was_idle = queue.entries.is_empty();
             let wrap = |descriptor| InFlightDescriptor { descriptor, end: None };
             queue.entries.extend(lock(&self.inbox).descriptors.drain(..).map(wrap));
             if !queue.post() {
                 lock(&self.inbox).closed = true;
+            }
+            // A device that does not answer has its depth shown.
+            if was_idle {
+                self.show(true);
             }
         });
     }
@@ -179,6 +209,9 @@ impl DeviceChannel {
                 let sequence = counters.completed.load(Ordering::Relaxed) + 1;
                 lock(&self.failures).push(sequence, error);
             }
+        }
+        if let Some(shown) = &self.shown {
+            shown.sizes[stats::class_of(bytes)].add(1);
         }
         add(&counters.ended_bytes, bytes);
         add(&counters.completed, 1);

@@ -115,3 +115,60 @@ fn a_brief_poll_neither_recovers_a_device_nor_does_its_work() {
     drop(channel);
     assert_eq!(target, [7; COUNT]);
 }
+
+/// Ends what was posted when it is polled.
+#[derive(Debug, Default)]
+struct PromptHardware {
+    posted: usize,
+}
+
+// SAFETY: it accesses no memory.
+unsafe impl HardwareQueue for PromptHardware {
+    fn post(&mut self, _: &Descriptor, _: Option<NotificationWrite>) -> PostResult {
+        self.posted += 1;
+        PostResult::Accepted
+    }
+
+    fn ring_doorbell(&mut self) {}
+
+    fn poll_completions(&mut self, ended: &mut Vec<HwStatus>) {
+        ended.extend((0..std::mem::take(&mut self.posted)).map(|_| HwStatus::Ok));
+    }
+}
+
+/// Completed descriptors, bytes, depth and sizes of the channel, as another process sees them.
+fn seen(name: &str) -> [u64; 4] {
+    let own = memferry_sys::stats::reader::processes(Some(std::process::id())).unwrap();
+    let mut blocks = own.iter().flat_map(|process| &process.blocks);
+    let block = blocks.find(|block| block.kind == "channel" && block.name == name).unwrap();
+    ["completed", "bytes", "depth", "sizes"].map(|field| block.sum(field))
+}
+
+#[test]
+fn a_channel_that_is_polled_is_shown_while_it_waits_and_when_it_is_done() {
+    let hardware = Box::<PromptHardware>::default();
+    let channel = DeviceChannel::new(hardware, 200).shown_as("model", Some("memferry-seen"));
+    assert_eq!(seen("model seen"), [0; 4]);
+    let mut target = [0u8; 8];
+    let mut submit = |count: usize| {
+        let mut batch: Vec<_> = (0..count)
+            .map(|_| {
+                let completion = Arc::new(Completion::whole());
+                let target = target.as_mut_ptr() as u64;
+                // SAFETY: the target outlives the channel, and nothing writes to it.
+                let fill = unsafe { Descriptor::new(Opcode::Fill, 0, target, 8) };
+                // SAFETY: the completion has only this descriptor.
+                Some(unsafe { fill.completes(completion) })
+            })
+            .collect();
+        assert_eq!(channel.submit(&mut batch).unwrap().count, count);
+    };
+    submit(1);
+    // A device that hangs is seen to have work.
+    assert_eq!(seen("model seen"), [0, 0, 1, 0]);
+    assert!(channel.poll());
+    assert_eq!(seen("model seen"), [1, 8, 0, 1]);
+    submit(150);
+    assert!(channel.poll());
+    assert_eq!(seen("model seen"), [151, 1208, 0, 151]);
+}
