@@ -61,7 +61,8 @@ impl Timeline {
             "args": fields,
         });
         if let Some(id) = id {
-            event["id"] = id.into_u64().into();
+            // A string: a browser reads numbers as floating point, to which many of these are the same.
+            event["id"] = format!("{:#x}", id.into_u64()).into();
         }
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         // An end is never left out: its begin is there.
@@ -162,6 +163,8 @@ mod tests {
         let large = begins.iter().filter(|event| event["args"]["bytes"] == 1 << 20).count();
         assert_eq!(large, 3);
         assert_eq!(begins.len(), ends.len());
+        let is_text = |event: &Value| event["id"].as_str().is_some_and(|id| id.starts_with("0x"));
+        assert!(begins.iter().chain(&ends).all(is_text), "{begins:?}");
         assert!(ends.iter().all(|end| end["ts"].as_f64() > begins[0]["ts"].as_f64()));
     }
 }
