@@ -318,7 +318,7 @@ fn random_below(block: &Block, end: u32) -> u32 {
     random ^= random >> 7;
     random ^= random << 17;
     block.random.store(random, Ordering::Relaxed);
-    ((random >> 32) * u64::from(end) >> 32) as u32
+    (((random >> 32) * u64::from(end)) >> 32) as u32
 }
 
 /// The block of this thread, and whether it was claimed just now.

@@ -146,10 +146,10 @@ fn seen(name: &str) -> [u64; 4] {
 
 #[test]
 fn a_channel_that_is_polled_is_shown_while_it_waits_and_when_it_is_done() {
+    let mut target = [0u8; 8];
     let hardware = Box::<PromptHardware>::default();
     let channel = DeviceChannel::new(hardware, 200).shown_as("model", Some("memferry-seen"));
     assert_eq!(seen("model seen"), [0; 4]);
-    let mut target = [0u8; 8];
     let mut submit = |count: usize| {
         let mut batch: Vec<_> = (0..count)
             .map(|_| {
