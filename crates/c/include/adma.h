@@ -654,8 +654,8 @@ int64_t adma_icrc(const void *src,
  * Returns a cookie or a negative code, as `adma_icopy`.
  *
  * # Safety
- * As for `adma_icopy`; and `crc` must stay valid until the copy is complete, and not be used until
- * then.
+ * As for `adma_icopy`; and `crc` must stay valid until the copy is complete, not lie in `src` or
+ * `dst`, and not be used until then.
  */
 int64_t adma_icopy_crc(const void *src,
                        void *dst,

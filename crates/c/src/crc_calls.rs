@@ -66,8 +66,8 @@ pub unsafe extern "C" fn adma_icrc(src: *const c_void, len: usize, crc: *mut u32
 /// Returns a cookie or a negative code, as `adma_icopy`.
 ///
 /// # Safety
-/// As for `adma_icopy`; and `crc` must stay valid until the copy is complete, and not be used until
-/// then.
+/// As for `adma_icopy`; and `crc` must stay valid until the copy is complete, not lie in `src` or
+/// `dst`, and not be used until then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn adma_icopy_crc(
     src: *const c_void,

@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use memferry_engine::completion::Completion;
 use memferry_engine::contract::{Channel, DescriptorLeases};
@@ -126,6 +126,25 @@ fn a_reset_of_the_device_for_one_channel_is_no_stall_of_another() {
     assert_eq!(first.engine.counters().recoveries, 2);
     drop((first, second));
     assert_eq!((model.mapped_pages(), model.protocol_violations()), (0, Vec::<String>::new()));
+}
+
+#[test]
+fn what_brief_polls_find_out_about_a_device_is_not_forgotten() {
+    let model = IoatModel::new();
+    let rig = IoatRig::new(model.clone(), None);
+    model.set_faults(IoatFaults { is_removed: true, ..IoatFaults::default() });
+    let copy = rig.begin(0);
+    // The registers are read once in a millisecond.
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(20) {
+        rig.channel.poll_briefly();
+    }
+    assert_eq!((rig.engine.counters().recoveries, copy.is_done()), (0, false));
+    while !rig.channel.poll() {
+        assert!(rig.engine.counters().recoveries > 0, "the first whole poll recovers");
+    }
+    rig.finish();
+    assert!(rig.is_copied(0), "the processor does it");
 }
 
 #[test]

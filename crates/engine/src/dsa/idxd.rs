@@ -12,7 +12,7 @@ use memferry_sys::portal::{PORTAL_STRIDE, Portal, PortalWords};
 use memferry_sys::residency;
 
 use super::descriptor::opcode;
-use super::work_queue::{FaultResolution, QueueLimits, QueueStop, WorkQueue};
+use super::work_queue::{FaultResolution, QueueCheck, QueueLimits, QueueStop, WorkQueue};
 use crate::contract::PinnedLocation;
 use crate::pci::{ChannelSlot, CoherentMemory};
 
@@ -220,9 +220,9 @@ unsafe impl WorkQueue for IdxdWorkQueue {
         Ok(descriptors.len())
     }
 
-    fn check(&mut self) -> Result<(), QueueStop> {
+    fn check(&mut self) -> Result<QueueCheck, QueueStop> {
         match self.way {
-            Some(_) => Ok(()),
+            Some(_) => Ok(QueueCheck::Running),
             None => Err(QueueStop::Failed(CLOSED)),
         }
     }

@@ -15,7 +15,7 @@ use memferry_sys::portal::{self, PORTAL_STRIDE, Portal, PortalWords};
 
 use super::record::status_reason;
 use super::registers::{self as r, DsaCommand, DsaState, QueueConfig};
-use super::work_queue::{FaultResolution, QueueLimits, QueueStop, WorkQueue};
+use super::work_queue::{FaultResolution, QueueCheck, QueueLimits, QueueStop, WorkQueue};
 use crate::contract::PinnedLocation;
 use crate::pci::{ChannelSlot, CoherentMemory, poll_until};
 
@@ -133,11 +133,12 @@ impl DsaPciDevice {
     fn command(&self, command: DsaCommand) -> io::Result<()> {
         let status = || self.device.read32(r::CMDSTS);
         let is_done = || status() & r::CMDSTS_ACTIVE == 0;
-        if !poll_until(COMMAND_TIMEOUT, is_done) {
+        let timeout = COMMAND_TIMEOUT * self.device.patience();
+        if !poll_until(timeout, is_done) {
             return Err(io::Error::other("the device is busy with an earlier command"));
         }
         self.write32(r::CMD, command.value());
-        if !poll_until(COMMAND_TIMEOUT, is_done) {
+        if !poll_until(timeout, is_done) {
             return Err(io::Error::other("the device does not finish a command"));
         }
         match status() & r::CMDSTS_ERROR {
@@ -290,8 +291,10 @@ unsafe impl WorkQueue for PciWorkQueue {
         Ok(descriptors.len())
     }
 
-    fn check(&mut self) -> Result<(), QueueStop> {
-        let Some(state) = self.device.try_read_state() else { return Ok(()) };
+    fn check(&mut self) -> Result<QueueCheck, QueueStop> {
+        let Some(state) = self.device.try_read_state() else {
+            return Ok(QueueCheck::Unknown);
+        };
         if state.is_broken {
             return Err(QueueStop::Failed(BROKEN));
         }
@@ -312,7 +315,7 @@ unsafe impl WorkQueue for PciWorkQueue {
             self.device.write64(r::SWERR, r::SWERR_VALID | r::SWERR_OVERFLOW);
             return Err(QueueStop::Failed(status_reason((error >> r::SWERR_CODE_SHIFT) as u8)));
         }
-        Ok(())
+        Ok(QueueCheck::Running)
     }
 
     fn restart(&mut self) -> bool {

@@ -46,6 +46,8 @@ struct BatchInFlight {
 struct FirstPart {
     status: HwStatus,
     bytes: u64,
+    /// The second part is as long as the descriptor, as this one is.
+    is_parallel: bool,
 }
 
 /// The queue.
@@ -91,6 +93,12 @@ impl FirstPart {
     /// The status of both parts. Bad memory of either counts: the processor would touch both.
     fn joined(self, second: HwStatus) -> HwStatus {
         match (self.status, second) {
+            // How much of the other target is done is not known.
+            (HwStatus::BadMemory { address, .. }, _) | (_, HwStatus::BadMemory { address, .. })
+                if self.is_parallel =>
+            {
+                HwStatus::BadMemory { address, done_bytes: 0 }
+            }
             (HwStatus::BadMemory { .. }, _) => self.status,
             (HwStatus::Failed(_), HwStatus::BadMemory { address, .. }) => {
                 HwStatus::BadMemory { address, done_bytes: 0 }
@@ -312,7 +320,7 @@ impl DsaQueue {
         self.reported += 1;
         if slot.joins_next {
             let bytes = slot.done_bytes + u64::from(slot.length);
-            self.first_part = Some(FirstPart { status, bytes });
+            self.first_part = Some(FirstPart { status, bytes, is_parallel: slot.is_parallel });
         } else {
             ended.push(self.first_part.take().map_or(status, |first| first.joined(status)));
         }

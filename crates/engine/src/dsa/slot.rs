@@ -32,13 +32,16 @@ pub(super) struct Slot {
     pub(super) state: SlotState,
     /// The slot is the first part of the descriptor in the next one, and is reported with it.
     pub(super) joins_next: bool,
+    /// Both parts are the whole: copies of one source to two targets.
+    pub(super) is_parallel: bool,
 }
 
 impl Slot {
     pub(super) const fn new(operation: DsaOperation, length: u32, flags: u32) -> Self {
         let (done_bytes, faults) = (0, 0);
         let state = SlotState::Ready;
-        Self { operation, length, done_bytes, faults, flags, state, joins_next: false }
+        let (joins_next, is_parallel) = (false, false);
+        Self { operation, length, done_bytes, faults, flags, state, joins_next, is_parallel }
     }
 
     /// The descriptor for the device.

@@ -42,7 +42,8 @@ pub(super) fn slots(
             // One copy for each target, reported together.
             let copy =
                 |target| Slot::new(DsaOperation::Copy { source, target }, length as u32, flags);
-            return Ok((Slot { joins_next: true, ..copy(target) }, Some(copy(second))));
+            let first = Slot { joins_next: true, is_parallel: true, ..copy(target) };
+            return Ok((first, Some(copy(second))));
         }
         DsaOperation::Copy { target, .. }
         | DsaOperation::Fill { target, .. }

@@ -60,6 +60,15 @@ pub(super) enum FaultResolution {
     Unsupported,
 }
 
+/// What a check found of a queue that has not stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum QueueCheck {
+    /// It executes descriptors.
+    Running,
+    /// A command for another queue of its device runs: nothing is known.
+    Unknown,
+}
+
 /// The queue.
 ///
 /// # Safety
@@ -83,7 +92,7 @@ pub(super) unsafe trait WorkQueue: Send + Debug {
     unsafe fn submit(&mut self, descriptors: &[PortalWords]) -> Result<usize, QueueStop>;
 
     /// Checks whether the queue still runs. Called at intervals while nothing ends.
-    fn check(&mut self) -> Result<(), QueueStop>;
+    fn check(&mut self) -> Result<QueueCheck, QueueStop>;
 
     /// Aborts everything in flight and makes the queue ready again; returns whether it is. If not,
     /// it is not used any more.

@@ -202,8 +202,9 @@ impl IoatQueue {
     /// the channel is started again after that, they wait.
     fn publish(&mut self) {
         let shared = self.shared.clone();
+        // Held until the register is written.
         let resets = shared.try_hold();
-        if resets.is_some_and(|resets| *resets == self.resets) {
+        if resets.as_ref().is_some_and(|resets| **resets == self.resets) {
             self.publish_held();
         }
     }
@@ -242,11 +243,13 @@ impl IoatQueue {
             {
                 RingStatus::Halted(number, STALLED)
             }
-            RingStatus::CompletedUpTo(number) if number > self.tail => {
+            status @ (RingStatus::CompletedUpTo(number) | RingStatus::Halted(number, _))
+                if number > self.tail =>
+            {
                 // A write-back was lost. When the channel comes to the slot in the word again, the
                 // word must not say that it has finished it.
                 self.memory.store64(self.word, &[0]);
-                RingStatus::CompletedUpTo(number)
+                status
             }
             status => status,
         }
@@ -395,7 +398,10 @@ unsafe impl HardwareQueue for IoatQueue {
     }
 
     fn ring_doorbell(&mut self) {
-        self.publish();
+        // A channel that has stopped gets nothing before it is recovered.
+        if self.stop.is_none() {
+            self.publish();
+        }
     }
 
     fn poll_completions(&mut self, ended: &mut Vec<HwStatus>) {
@@ -409,12 +415,15 @@ unsafe impl HardwareQueue for IoatQueue {
         if number > self.tail {
             ended.extend((self.tail..number).map(|_| HwStatus::Ok));
             (self.tail, self.last_progress, self.stalls) = (number, Instant::now(), 0);
+            // The device went on before anybody recovered it.
+            self.stop.take_if(|reason| *reason == STALLED);
         }
-        self.stop = match status {
-            _ if was_reset => Some(WAS_RESET),
-            RingStatus::Halted(_, reason) => Some(reason),
-            RingStatus::CompletedUpTo(_) => None,
-        };
+        // What this poll finds may be seen again only after a while, and a later one recovers.
+        match status {
+            _ if was_reset => self.stop = Some(WAS_RESET),
+            RingStatus::Halted(_, reason) => self.stop = Some(reason),
+            RingStatus::CompletedUpTo(_) => {}
+        }
         if self.stop.is_none() {
             self.publish();
         }

@@ -19,6 +19,7 @@ use crate::contract::{
     SubmitError, Submitted,
 };
 use crate::runtime::FailureLog;
+use crate::runtime::ring::MAX_CAPACITY;
 
 /// The channel. Any thread may poll it; one thread at a time makes progress.
 #[derive(Debug)]
@@ -69,7 +70,8 @@ fn add(counter: &AtomicU64, more: u64) -> u64 {
 enum PollEffort {
     /// Recover the device, and execute what it did not.
     Whole,
-    /// Only read what the device has reported: another thread polls too, and does the rest.
+    /// Read what the device has reported, and execute one descriptor at most: another thread polls
+    /// too, and recovers the device. It may be held up by another device.
     Brief,
 }
 
@@ -79,7 +81,7 @@ impl PollEffort {
     fn max_executed(self) -> u32 {
         match self {
             Self::Whole => 16,
-            Self::Brief => 0,
+            Self::Brief => 1,
         }
     }
 }
@@ -118,8 +120,9 @@ const PANICKED: FinalStatus =
     FinalStatus::Hardware(HwStatus::Failed("the driver of the device panicked"));
 
 impl DeviceChannel {
-    /// Creates a channel of at most `capacity` descriptors.
+    /// Creates a channel of at most `capacity` descriptors, and never more than [`MAX_CAPACITY`].
     pub fn new(hardware: Box<dyn HardwareQueue>, capacity: usize) -> Self {
+        let capacity = capacity.clamp(1, MAX_CAPACITY);
         let queue = PciQueue {
             hardware: Some(hardware),
             entries: VecDeque::new(),

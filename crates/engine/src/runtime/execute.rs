@@ -36,7 +36,7 @@ impl Operands {
 /// # Safety
 /// The source must be valid for reads and the targets for writes (for a compare: reads) of `length`
 /// bytes, in memory of this process that no other thread writes during the call; source and targets
-/// must not overlap, except in an [`Opcode::Move`]; a streaming kernel must be supported by the
+/// must not overlap, except in an [`Opcode::Move`] or [`Opcode::Compare`]; a streaming kernel must be supported by the
 /// processor.
 pub(crate) unsafe fn run(
     operation: Opcode,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::{BROKEN, DsaQueue};
 use crate::dsa::record::RecordOutcome;
 use crate::dsa::slot::SlotState;
-use crate::dsa::work_queue::QueueStop;
+use crate::dsa::work_queue::{QueueCheck, QueueStop};
 use crate::pci::HwStatus;
 
 /// The time without a finished descriptor after which a queue counts as stalled. A descriptor takes
@@ -41,13 +41,18 @@ impl DsaQueue {
         let timeout = STALL_TIMEOUT * self.port.patience();
         self.stop = match self.port.check() {
             Err(stop) => Some(stop),
+            // The time of a command for another queue is none of this one's.
+            Ok(QueueCheck::Unknown) => {
+                self.last_progress = self.last_check;
+                None
+            }
             // Others fill the shared queue: nothing of this one is in flight.
-            Ok(()) if self.entries() == 0 && (self.is_crowded || idle > timeout) => {
+            Ok(_) if self.entries() == 0 && (self.is_crowded || idle > timeout) => {
                 Some(QueueStop::Failed(CROWDED))
             }
             // Also if the record of a batch does not come.
-            Ok(()) if idle > timeout => Some(QueueStop::Failed(STALLED)),
-            Ok(()) => None,
+            Ok(_) if idle > timeout => Some(QueueStop::Failed(STALLED)),
+            Ok(_) => None,
         };
     }
 
