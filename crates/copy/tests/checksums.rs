@@ -184,8 +184,6 @@ fn lengths_that_differ_are_refused_and_the_buffers_come_back() {
     let failed = ferry.idualcast(vec![1u8; 3], vec![0u8; 3], vec![0u8; 4]).unwrap_err();
     assert_eq!((failed.source.len(), failed.target.0.len(), failed.target.1.len()), (3, 3, 4));
     assert!(ferry.dualcast(&[1u8; 3], &mut [0; 4], &mut [0; 3]).is_err());
-    // A pair is the target of a dualcast only.
-    assert!(ferry.icopy(vec![1u8; 3], (vec![0u8; 3], vec![0u8; 3])).is_err());
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytemuck::Pod;
 use memferry_engine::completion::TransferOutput;
 
+use super::buffers::BufferSpan;
 use super::{
     Dependency, FailedTransfer, OwnedSource, OwnedTarget, OwnedTransfer, Predecessor,
     ScopedTransfer, Transfer, TransferScope,
@@ -56,7 +57,7 @@ fn crc_of(output: TransferOutput) -> u32 {
 /// The result of a transfer over owned buffers, with its CRC.
 type OwnedCrcOutcome<S, T> = Result<(S, T, u32), FailedTransfer<S, T>>;
 
-impl<S: OwnedSource, T: OwnedTarget> CrcTransfer<OwnedTransfer<S, T>> {
+impl<S: Send, T: Send> CrcTransfer<OwnedTransfer<S, T>> {
     /// Returns the CRC, or `None` while the transfer is in flight. [`CrcTransfer::wait`] returns the
     /// buffers too.
     pub fn check(&self) -> Option<Result<u32, Error>> {
@@ -87,7 +88,7 @@ impl<S: OwnedSource, T: OwnedTarget> CrcTransfer<OwnedTransfer<S, T>> {
     }
 }
 
-impl<S: OwnedSource + Unpin, T: OwnedTarget + Unpin> Future for CrcTransfer<OwnedTransfer<S, T>> {
+impl<S: Send + Unpin, T: Send + Unpin> Future for CrcTransfer<OwnedTransfer<S, T>> {
     type Output = OwnedCrcOutcome<S, T>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -252,10 +253,12 @@ impl Ferry {
         source: S,
         options: Options<'static>,
     ) -> Result<CrcTransfer<OwnedTransfer<S, ()>>, FailedTransfer<S, ()>> {
-        let handle = OwnedTransfer::start(source, (), |from, _| {
-            let request = Request::crc(from.address, from.length);
+        let handle = OwnedTransfer::start_with(source, (), |source, ()| {
+            let from = BufferSpan::of_source(source);
+            let request = Request::crc(from.address, from.length).memory(from.memory, from.memory);
             // SAFETY: the transfer owns the buffer and returns it only after completion.
-            unsafe { self.start_raw(request.memory(from.memory, from.memory).with(options)) }
+            let transfer = unsafe { self.start_raw(request.with(options)) }?;
+            Ok((transfer, std::ptr::null_mut()))
         })?;
         Ok(CrcTransfer { handle })
     }

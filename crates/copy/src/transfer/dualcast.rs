@@ -3,26 +3,11 @@
 use bytemuck::Pod;
 use memferry_engine::MemoryKind;
 
-use super::owned::BufferSpan;
+use super::buffers::BufferSpan;
 use super::{FailedTransfer, OwnedSource, OwnedTarget, OwnedTransfer, Transfer, TransferScope};
 use crate::error::Error;
 use crate::ferry::{Ferry, check_lengths};
 use crate::request::{Options, Request};
-
-// SAFETY: the value has no bytes: it is the target of a transfer that writes none.
-unsafe impl OwnedTarget for () {
-    fn target(&mut self) -> (*mut u8, usize) {
-        (std::ptr::NonNull::dangling().as_ptr(), 0)
-    }
-}
-
-/// The two targets of a dualcast. For every other transfer the pair has no bytes.
-// SAFETY: the pair itself names no bytes; those of its members are under their own contract.
-unsafe impl<A: OwnedTarget, B: OwnedTarget> OwnedTarget for (A, B) {
-    fn target(&mut self) -> (*mut u8, usize) {
-        (std::ptr::NonNull::dangling().as_ptr(), 0)
-    }
-}
 
 /// A dualcast over owned buffers, or the error with the buffers.
 type StartedDualcast<S, A, B> = Result<OwnedTransfer<S, (A, B)>, FailedTransfer<S, (A, B)>>;

@@ -13,6 +13,7 @@
 //! `ready` and `wait_range` return slices, with positions in elements. A raw transfer holds no
 //! memory and counts bytes: [`Transfer::ready_bytes`], [`Transfer::wait_bytes`].
 
+mod buffers;
 mod channel_waiter;
 mod crc;
 mod dualcast;
@@ -34,10 +35,11 @@ use memferry_engine::{Completion, ExecutionError, Sequence};
 use memferry_sys::EventFd;
 use memferry_sys::stats;
 
+pub(crate) use buffers::BufferPair;
+pub use buffers::{Buffer, OwnedSlice, OwnedSource, OwnedTarget};
 pub(crate) use channel_waiter::{ChannelWaiter, WaitConfig};
 pub use crc::CrcTransfer;
-pub(crate) use owned::BufferPair;
-pub use owned::{Buffer, FailedTransfer, OwnedSlice, OwnedSource, OwnedTarget, OwnedTransfer};
+pub use owned::{FailedTransfer, OwnedTransfer};
 pub use scoped::{ScopedTransfer, TransferScope};
 
 use crate::error::{Error, ValidationError};
