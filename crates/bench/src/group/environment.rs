@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::GroupTask;
 use super::candidate::{GroupCandidate, NamedGroup, TaskRunner};
 use super::cores::MemberCores;
+use super::lineup::{FIRST_TOUCH_KINDS, MEMFERRY_KINDS, PACKETS, RECEIVERS, TRANSPORTS, UCX};
 use super::process_group::{ProcessGroup, REPLY_TIMEOUT};
 use super::worker::{WorkerKind, commands};
 use super::workspace::TempWorkspace;
@@ -21,63 +22,8 @@ use crate::host::mpi::{MpiFamily, provider};
 use crate::message::receiver::{PacketPath, PacketReceiver};
 use crate::results::outcome::Outcome;
 use crate::results::series::{
-    LOWER_BOUND, MEMFERRY, MPICH_OVER_MEMFERRY, OPEN_MPI, OPEN_MPI_OVER_MEMFERRY, SHAREABLE,
-    SINGLE_LINE,
+    LOWER_BOUND, MEMFERRY, MPICH_OVER_MEMFERRY, OPEN_MPI, OPEN_MPI_OVER_MEMFERRY, SINGLE_LINE,
 };
-
-/// UCX, measured by its own program `ucx_perftest`. A bench may omit it if time is short.
-pub(crate) const UCX: &str = "UCX";
-
-/// One copy, by the receiver alone.
-pub(crate) const CROSS_MEMORY: &str = "cross-memory read";
-/// Two copies through shared memory.
-pub(crate) const TWO_COPIES: &str = "shared memory, two copies";
-/// TCP over the loopback interface.
-pub(crate) const LOOPBACK: &str = "loopback TCP";
-
-/// A receiver that posts no receive ahead.
-pub(crate) const RECEIVE_NAIVE: &str = "naive";
-/// Receivers that post receives before they need the messages.
-pub(crate) const RECEIVE_AHEAD: [&str; 3] =
-    ["memferry (two phases)", "memferry (three phases)", "memferry (background)"];
-
-/// Receivers of packets: by memcpy, and by a delivery of the ferry.
-pub(crate) const PACKETS: [&str; 2] = ["packets, memcpy", "packets, deliver"];
-
-/// Messages into memory that may not be resident: without prefaulting, and by default; first with
-/// ordinary memory, then with shareable memory.
-pub(crate) const FIRST_TOUCH: [[&str; 2]; 2] =
-    [["plain", MEMFERRY], ["plain (shareable)", SHAREABLE]];
-
-/// Memferry's endpoints, by series.
-const MEMFERRY_KINDS: [(&str, WorkerKind); 2] =
-    [(MEMFERRY, WorkerKind::Memferry), (SHAREABLE, WorkerKind::Shareable)];
-
-/// Transports from one process to another: Memferry's link, and the methods that every program has.
-const TRANSPORTS: [(&str, Role, WorkerKind); 6] = [
-    (MEMFERRY, Role::Memferry, WorkerKind::Link),
-    (CROSS_MEMORY, Role::Peer, WorkerKind::CrossMemory),
-    (TWO_COPIES, Role::Peer, WorkerKind::TwoCopies),
-    (LOOPBACK, Role::Peer, WorkerKind::LoopbackTcp),
-    ("Unix socket", Role::Peer, WorkerKind::UnixSocket),
-    ("pipe", Role::Peer, WorkerKind::Pipe),
-];
-
-/// Memferry's receivers, which differ in their receive loops.
-const RECEIVERS: [(&str, Role, WorkerKind); 4] = [
-    (RECEIVE_NAIVE, Role::Peer, WorkerKind::ReceiveNaive),
-    (RECEIVE_AHEAD[0], Role::Memferry, WorkerKind::ReceiveTwoPhase),
-    (RECEIVE_AHEAD[1], Role::Memferry, WorkerKind::ReceiveThreePhase),
-    (RECEIVE_AHEAD[2], Role::Memferry, WorkerKind::ReceiveBackground),
-];
-
-/// Members of the first-touch task.
-const FIRST_TOUCH_KINDS: [(&str, Role, WorkerKind); 4] = [
-    (FIRST_TOUCH[0][0], Role::Peer, WorkerKind::Unpinned),
-    (FIRST_TOUCH[0][1], Role::Memferry, WorkerKind::Memferry),
-    (FIRST_TOUCH[1][0], Role::Peer, WorkerKind::UnpinnedShareable),
-    (FIRST_TOUCH[1][1], Role::Memferry, WorkerKind::Shareable),
-];
 
 /// Peers that are libraries linked into this program, by the names of their crates.
 #[cfg(feature = "peers")]

@@ -10,6 +10,7 @@ mod environment;
 pub(crate) mod exchange;
 #[cfg(test)]
 pub(crate) mod faulty_link;
+mod lineup;
 pub(crate) mod plain;
 pub(crate) mod process_group;
 pub mod worker;
@@ -18,9 +19,9 @@ pub(crate) mod workspace;
 
 pub(crate) use candidate::TaskRunner;
 pub(crate) use command::GroupTask;
-pub(crate) use environment::{
-    BenchEnvironment, CROSS_MEMORY, FIRST_TOUCH, LOOPBACK, PACKETS, RECEIVE_AHEAD, RECEIVE_NAIVE,
-    StartedGroup, TWO_COPIES, UCX,
+pub(crate) use environment::{BenchEnvironment, StartedGroup};
+pub(crate) use lineup::{
+    CROSS_MEMORY, FIRST_TOUCH, LOOPBACK, PACKETS, RECEIVE_AHEAD, RECEIVE_NAIVE, TWO_COPIES, UCX,
 };
 pub(crate) use plain::{Plain, bytes_of, bytes_of_mut, splitmix64};
 pub(crate) use worker_pool::WorkerPool;
