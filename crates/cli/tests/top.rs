@@ -90,7 +90,8 @@ fn what_a_process_does_is_counted_exactly() {
         .find(|block| block["kind"] == "peer" && block["name"] == name.as_str());
     assert_eq!(peer.unwrap()["counters"]["sent"]["inline"], 18);
     let text = output(&["--once", "--interval", "0.05", "--pid", &pid.to_string()]);
-    for part in ["PID", "channels", "cpu 0", "peers", "top-counts inline", "messages by size"] {
+    let path = format!("{name} inline");
+    for part in ["PID", "channels", "cpu 0", "peers", &path, "messages by size"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(output(&["--once", "--interval", "0.05", "--sort", "pid"]).contains(&pid.to_string()));
