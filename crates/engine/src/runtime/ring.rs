@@ -31,7 +31,6 @@ use memferry_sys::sync::{UnsafeCell, store_max};
 use super::support::try_collect;
 use crate::contract::{Sequence, SubmitError, Submitted};
 pub use claims::ClaimedRun;
-use memferry_sys::copy::demote;
 
 /// The top bit of the tail: the ring is closed.
 const CLOSED: u64 = 1 << 63;
@@ -243,13 +242,6 @@ impl<T> SubmissionRing<T> {
     #[inline]
     pub fn completed(&self) -> Sequence {
         self.consumer.completed.load(Ordering::Acquire)
-    }
-
-    /// Lets another core read the progress sooner. For the worker, when it does not expect to write it
-    /// soon, and does not read it either.
-    #[inline]
-    pub fn demote_progress(&self) {
-        demote((&raw const *self.consumer).cast());
     }
 
     /// The sum of the weights of all finished values.

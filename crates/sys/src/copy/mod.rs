@@ -44,20 +44,6 @@ pub fn prefetch_for_read(address: *const u8) {
     let _ = address;
 }
 
-/// Hints that another core will read the cache line at `address` next: it moves to the cache that all
-/// cores share, from which a core gets it sooner than from another core. Any address is allowed.
-#[inline]
-pub fn demote(address: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the instruction has no architectural effect, whatever the address, and processors
-    // without it execute it as a no-op.
-    unsafe {
-        std::arch::asm!("cldemote [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
-}
-
 /// Copies between ranges that may overlap, as if through a temporary buffer.
 ///
 /// # Safety

@@ -126,11 +126,10 @@ impl<T> SubmissionRing<T> {
                 && self.finished_mark(sequence).sequence.load(Ordering::Acquire) == sequence
     }
 
-    /// Whether values behind `published` are claimed. For the worker, which knows what is published
-    /// without a look at the line that the submitters read.
+    /// Whether values are claimed that are not published.
     #[inline]
-    pub fn has_claimed_behind(&self, published: Sequence) -> bool {
-        self.claimed.load(Ordering::Relaxed) > published
+    pub fn has_unpublished(&self) -> bool {
+        self.claimed.load(Ordering::Relaxed) > self.consumer.completed.load(Ordering::Relaxed)
     }
 
     /// Whether [`SubmissionRing::publish_finished`] would publish a value.
