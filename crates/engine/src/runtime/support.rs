@@ -78,7 +78,6 @@ mod tests {
     #[test]
     fn memory_that_is_not_there_is_an_error_and_no_abort() {
         assert!(try_collect(isize::MAX as usize, |_| 0u64).is_err(), "more than can be addressed");
-        assert!(try_collect(1 << 60, |_| 0u8).is_err(), "more than the machine has");
         assert_eq!(*try_collect(3, |index| index * index).unwrap(), [0, 1, 4]);
     }
 }
