@@ -31,12 +31,11 @@ pub unsafe fn execute_segments(kernel: Kernel, segments: impl Iterator<Item = Wo
     let kernel = kernel.or_cached();
     let mut segments = segments.filter(|segment| segment.length > 0).peekable();
     while let Some(segment) = segments.next() {
-        if let Some(next) = segments.peek() {
-            execute::prefetch(next.operation, next.source, next.target);
-        }
+        let next = segments.peek().map(|next| (next.source, next.length));
         let WorkSegment { operation, value, source, target, length } = segment;
+        let operands = Operands::new(source, target);
         // SAFETY: the caller upholds the contract.
-        unsafe { execute::run(operation, kernel, Operands::new(source, target), length, value) };
+        unsafe { execute::run_before(operation, kernel, operands, length, value, next) };
     }
 }
 
@@ -88,18 +87,18 @@ impl SegmentList {
         while offset < end {
             let segment = &self.segments[index];
             index += 1;
-            if let Some(next) = self.segments.get(index).filter(|_| segment.end < end) {
-                execute::prefetch(next.operation, next.source, next.target);
-            }
+            let next = self.segments.get(index).filter(|_| segment.end < end);
+            let next = next.map(|next| (next.source, next.end.min(end) - segment.end));
             let (skipped, stop) = (offset - start, segment.end.min(end));
             // SAFETY: the range lies inside the segment; the caller upholds the rest.
             unsafe {
-                execute::run(
+                execute::run_before(
                     segment.operation,
                     kernel,
                     Operands::new(segment.source, segment.target).moved_by(skipped),
                     stop - offset,
                     segment.value,
+                    next,
                 );
             }
             (offset, start) = (stop, segment.end);

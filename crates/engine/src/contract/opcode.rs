@@ -54,7 +54,8 @@ impl Opcode {
 pub enum Kernel {
     /// Copies through the caches.
     Cached,
-    /// Copies with non-temporal stores. The processor must support the variant.
+    /// Copies with a loop for data that is larger than the caches. The processor must support the
+    /// variant.
     Stream(Streaming),
 }
 
@@ -65,6 +66,11 @@ impl Kernel {
             Self::Cached => "cached",
             Self::Stream(variant) => variant.name(),
         }
+    }
+
+    /// Whether the kernel leaves the target in no cache.
+    pub fn bypasses_caches(self) -> bool {
+        matches!(self, Self::Stream(variant) if variant.bypasses_caches())
     }
 
     /// The kernel itself, or the cached one if this processor does not support it: an unsupported

@@ -70,16 +70,19 @@ fn measure_with(calibrator: &mut CpuCalibrator) -> CpuProfile {
     profile
 }
 
-/// The size from which to use non-temporal stores: the threshold that minimizes the sum of the
+/// A kernel that bypasses the caches counts as a tenth faster than it is: it leaves the caches to other
+/// data.
+const STREAM_BONUS: f64 = 1.1;
+
+/// The size from which to use the streaming kernel: the threshold that minimizes the sum of the
 /// losses against the better kernel at each size, so that one disturbed measurement moves it
-/// little. Above half of the second-level cache, non-temporal stores get a bonus of 10 %, because
-/// they leave the caches to other data.
+/// little. The bonus is for sizes above half of the second-level cache.
 fn crossover(mut gb_per_s: impl FnMut(Kernel, usize) -> f64, stream: Kernel) -> usize {
     const SIZES: [usize; 6] = [512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20, MAX_BYTES];
-    const STREAM_BONUS: f64 = 1.1;
     let l2_bytes = memferry_sys::cpu::info().l2_bytes;
     let losses = SIZES.map(|bytes| {
-        let bonus = if 2 * bytes > l2_bytes { STREAM_BONUS } else { 1.0 };
+        let is_beyond = 2 * bytes > l2_bytes && stream.bypasses_caches();
+        let bonus = if is_beyond { STREAM_BONUS } else { 1.0 };
         let (cached, streamed) = (gb_per_s(Kernel::Cached, bytes), bonus * gb_per_s(stream, bytes));
         let best = cached.max(streamed);
         (best / cached, best / streamed)
@@ -163,25 +166,43 @@ impl CpuCalibrator {
 
     /// The bandwidth of this core and a channel together in GB/s, submission included.
     fn shared_gb_per_s(&mut self, kernel: Kernel, bytes: usize) -> f64 {
+        let best = best_ns(self.tries(bytes), || self.run_shared(kernel, bytes));
+        bytes as f64 / best
+    }
+
+    /// Copies one half here and the other in the channel, if there is one.
+    fn run_shared(&self, kernel: Kernel, bytes: usize) {
         let Some(channel) = &self.channel else {
-            return self.one_core_gb_per_s(kernel, bytes);
+            return self.run_inline(kernel, 0, bytes);
         };
         let half = bytes / 2;
-        let best = best_ns(self.tries(bytes), || {
-            // SAFETY: the two halves are distinct and the buffers live until the channel is done,
-            // which is awaited below.
-            let first_half = unsafe {
-                Descriptor::new(Opcode::Copy, self.source_at(0), self.target_at(0), half as u64)
-            };
-            let Ok(accepted) = channel.submit(&mut [Some(first_half.kernel(kernel))]) else {
-                return;
-            };
-            self.run_inline(kernel, half, bytes);
-            while channel.completed() < accepted.last() {
-                std::hint::spin_loop();
-            }
+        // SAFETY: the two halves are distinct and the buffers live until the channel is done, which is
+        // awaited below.
+        let first_half = unsafe {
+            Descriptor::new(Opcode::Copy, self.source_at(0), self.target_at(0), half as u64)
+        };
+        let Ok(accepted) = channel.submit(&mut [Some(first_half.kernel(kernel))]) else {
+            return;
+        };
+        self.run_inline(kernel, half, bytes);
+        while channel.completed() < accepted.last() {
+            std::hint::spin_loop();
+        }
+    }
+
+    /// The bandwidth of this core and a channel together in GB/s, of data that is in no cache.
+    fn cold_gb_per_s(&mut self, kernel: Kernel) -> f64 {
+        const BYTES: usize = 1 << 20;
+        const TRIES: usize = 6;
+        let tries = self.tries(BYTES).min(TRIES);
+        let times = (0..tries).map(|_| {
+            memferry_sys::copy::flush(&self.source.as_slice()[..BYTES]);
+            memferry_sys::copy::flush(&self.target.as_slice()[..BYTES]);
+            let start = Instant::now();
+            self.run_shared(kernel, BYTES);
+            start.elapsed().as_nanos() as f64
         });
-        bytes as f64 / best
+        BYTES as f64 / times.fold(f64::INFINITY, f64::min).max(1.0)
     }
 
     fn source_at(&self, offset: usize) -> u64 {
@@ -260,11 +281,13 @@ impl CpuCalibrator {
             .unwrap_or(1 << 10)
     }
 
-    /// The fastest streaming kernel for large copies on two cores.
+    /// The fastest streaming kernel for large copies on two cores, with the bonus of [`crossover`]
+    /// for those that bypass the caches.
     fn best_streaming(&mut self) -> Streaming {
         let mut best = (Streaming::Plain, 0.0);
         for variant in Streaming::supported() {
-            let speed = self.shared_gb_per_s(Kernel::Stream(variant), MAX_BYTES / 2);
+            let bonus = if variant.bypasses_caches() { STREAM_BONUS } else { 1.0 };
+            let speed = bonus * self.cold_gb_per_s(Kernel::Stream(variant));
             if speed > best.1 {
                 best = (variant, speed);
             }

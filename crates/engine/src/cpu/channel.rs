@@ -74,6 +74,7 @@ impl CpuWorker {
             // values.
             let is_long = bytes >= LONG_BYTES || descriptor.has_completion();
             let descriptor = self.shared.in_window(descriptor, sequence);
+            let descriptor = self.shared.of_submitter(descriptor);
             if is_long {
                 self.shared.run_long(|| self.execute(descriptor, sequence, was_queued));
             } else {

@@ -97,8 +97,9 @@ impl Engine for CpuEngine {
             return Ok(Arc::new(inline_channel::InlineChannel::new()));
         }
         let CpuProfile { streaming, shared_stream_bytes, .. } = *self.profile;
-        let window =
-            WindowKernel { kernel: Kernel::Stream(streaming), bytes: shared_stream_bytes as u64 };
+        let kernel = Kernel::Stream(streaming);
+        let remote = if kernel.bypasses_caches() { Kernel::Cached } else { kernel };
+        let window = WindowKernel { kernel, bytes: shared_stream_bytes as u64, remote };
         Ok(Arc::new(channel::open(options, DEFAULT_CAPACITY, self.spin_ns, Some(window))?))
     }
 }

@@ -3,7 +3,7 @@
 use super::descriptor::{DsaOperation, flag};
 use super::slot::Slot;
 use super::work_queue::{QueueLimits, WorkQueue};
-use crate::contract::{Descriptor, Kernel, Opcode};
+use crate::contract::{Descriptor, Opcode};
 
 /// The line of the processor's caches: targets that begin in the middle of one are several times
 /// slower.
@@ -31,7 +31,7 @@ pub(super) fn slots(
         return Err("the accelerator does not support this operation");
     }
     // A target that is used soon goes to the caches.
-    let is_cached = limits.cache_control && descriptor.processor_kernel() == Kernel::Cached;
+    let is_cached = limits.cache_control && !descriptor.processor_kernel().bypasses_caches();
     let cache = if is_cached { flag::CACHE_CONTROL } else { 0 };
     let flags = cache & operation.valid_flags();
     let whole = Slot::new(operation, length as u32, flags);

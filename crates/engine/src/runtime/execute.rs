@@ -78,6 +78,39 @@ pub(crate) unsafe fn run(
     None
 }
 
+/// Executes one operation of a list, of which `next` is the following source and its length. A short
+/// copy through the caches requests that one: the processor's own prefetchers start anew in every
+/// range, and short ranges end before they help.
+///
+/// # Safety
+/// As for [`run`]; any `next` is allowed.
+#[inline]
+pub(crate) unsafe fn run_before(
+    operation: Opcode,
+    kernel: Kernel,
+    operands: Operands,
+    length: u64,
+    value: u8,
+    next: Option<(u64, u64)>,
+) {
+    /// The maximum length of a range whose successor is requested while it is copied: two of them
+    /// fit into a first-level cache.
+    const MAX_BYTES: u64 = 8 << 10;
+    // SAFETY: the caller upholds the contract.
+    unsafe {
+        match (operation, next) {
+            (Opcode::Copy, Some((next, next_length)))
+                if length <= MAX_BYTES && !kernel.bypasses_caches() =>
+            {
+                let (target, source) = (operands.target as *mut u8, operands.source as *const u8);
+                let (next, next_length) = (next as *const u8, next_length as usize);
+                copy::ahead::copy_before(target, source, length as usize, next, next_length);
+            }
+            _ => _ = run(operation, kernel, operands, length, value),
+        }
+    }
+}
+
 impl Kernel {
     /// Copies with this kernel.
     ///
@@ -100,8 +133,8 @@ impl Kernel {
 /// which need longer runs, in the second.
 fn blocks(kernel: Kernel, length: usize) -> impl Iterator<Item = (usize, usize)> {
     let block = match kernel {
-        Kernel::Cached => 8 << 10,
-        Kernel::Stream(_) => 64 << 10,
+        kernel if kernel.bypasses_caches() => 64 << 10,
+        _ => 8 << 10,
     };
     (0..length).step_by(block).map(move |at| (at, block.min(length - at)))
 }

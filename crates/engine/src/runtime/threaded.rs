@@ -59,6 +59,9 @@ pub(crate) struct WindowKernel {
     pub(crate) kernel: Kernel,
     /// The queued bytes from which the kernel is used.
     pub(crate) bytes: u64,
+    /// The kernel of copies for which the worker fetches the source from the core of the submitter, or
+    /// from memory.
+    pub(crate) remote: Kernel,
 }
 
 #[derive(Debug, Default)]
@@ -293,6 +296,24 @@ impl ChannelShared {
         }
     }
 
+    /// The descriptor with the kernel for a source that is in no cache of this core. Called by the worker
+    /// thread alone.
+    #[inline]
+    pub(crate) fn of_submitter(&self, descriptor: Descriptor) -> Descriptor {
+        /// The minimum length in bytes of which the source is requested ahead.
+        const MIN_BYTES: u64 = 4 << 10;
+        match self.window {
+            Some(window)
+                if descriptor.length() >= MIN_BYTES
+                    && descriptor.is_any_threads()
+                    && descriptor.processor_kernel() == Kernel::Cached =>
+            {
+                descriptor.kernel(window.remote)
+            }
+            _ => descriptor,
+        }
+    }
+
     /// Executes queued descriptors on the calling thread, if any thread may; returns how many.
     fn help(&self) -> u64 {
         let Some(ClaimedRun { first, count }) = self.ring.claim_shared() else { return 0 };
@@ -371,6 +392,7 @@ unsafe impl Channel for ThreadedChannel {
             return Err(descriptor);
         }
         let ChannelShared { ring, idle, submit_counters, .. } = &*self.shared;
+        ring.prefetch_slot();
         // Counted before the push, as above.
         let bytes = descriptor.length();
         submit_counters.bytes.fetch_add(bytes, Ordering::Relaxed);

@@ -45,7 +45,9 @@ pub(crate) fn streaming_from_setting(text: &str) -> Option<Streaming> {
 /// two sides.
 fn for_two_sides(measured: Streaming, cores: usize) -> Streaming {
     match measured {
-        Streaming::Plain if cores == 1 => Streaming::supported().next().unwrap_or(measured),
+        through_caches if cores == 1 && !through_caches.bypasses_caches() => {
+            Streaming::supported().next().unwrap_or(measured)
+        }
         measured => measured,
     }
 }
@@ -58,6 +60,7 @@ mod tests {
     fn a_process_on_one_core_does_not_decide_for_two_sides_that_caches_are_best() {
         let best = Streaming::supported().next().unwrap();
         assert_eq!(for_two_sides(Streaming::Plain, 1), best);
+        assert_eq!(for_two_sides(Streaming::Prefetch, 1), best);
         assert_eq!(for_two_sides(Streaming::Plain, 2), Streaming::Plain);
         assert_eq!(for_two_sides(Streaming::Sse2, 1), Streaming::Sse2);
     }

@@ -1,9 +1,11 @@
 //! The inner loops: copying, filling and comparing bytes at given addresses.
 //!
 //! [`cached`] copies through the caches, best if the data is cached already or used soon. The
-//! functions in [`stream`] bypass the caches, best if the data is larger than the caches. The
+//! functions in [`ahead`] request the source early, best if it is in memory or at another core. The
+//! functions in [`stream`] are for data larger than the caches, most of them bypass these. The
 //! calling engine chooses by measured cost.
 
+pub mod ahead;
 pub mod stream;
 
 /// Copies through the caches. The ranges must not overlap.
@@ -42,6 +44,27 @@ pub fn prefetch_for_read(address: *const u8) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = address;
+}
+
+/// Writes the cache lines of a range back to memory, and leaves them in no cache, if the processor can.
+pub fn flush(range: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        const LINE: usize = 64;
+        let start = range.as_ptr().wrapping_sub(range.as_ptr() as usize % LINE);
+        let end = range.as_ptr().wrapping_add(range.len());
+        let mut line = start;
+        while line < end {
+            // SAFETY: every x86-64 has the instruction. It changes no byte, and the line holds a byte
+            // of the range, so it is mapped.
+            unsafe { std::arch::x86_64::_mm_clflush(line) };
+            line = line.wrapping_add(LINE);
+        }
+        // SAFETY: a fence has no other effect.
+        unsafe { std::arch::x86_64::_mm_mfence() };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = range;
 }
 
 /// Copies between ranges that may overlap, as if through a temporary buffer.

@@ -1,13 +1,14 @@
-//! Copies and fills with non-temporal stores, which bypass the caches.
+//! Copies and fills of data that is larger than the caches: with non-temporal stores, which bypass the
+//! caches, or with ordinary ones where these are faster.
 //!
-//! All variants have one structure: align the target to 64 bytes, then process four pages in
+//! All variants with non-temporal stores have one structure: align the target to 64 bytes, then process four pages in
 //! parallel, so that several DRAM pages are open at once, then copy the tail. They differ in the
 //! instruction that moves one cache line. Each ends with a store fence: its writes are ordered
 //! before every later store of the calling thread.
 
 use crate::cpu;
 
-/// Variants of non-temporal stores.
+/// Variants of the copy loop for data that is larger than the caches.
 ///
 /// ```
 /// use memferry::{Ferry, Streaming};
@@ -27,13 +28,16 @@ pub enum Streaming {
     Avx2,
     /// 128-bit non-temporal stores, present on every x86-64.
     Sse2,
+    /// Ordinary stores, with the source requested ahead of the loads.
+    Prefetch,
     /// Ordinary stores, for processors without the others.
     Plain,
 }
 
 impl Streaming {
     /// All variants, from the usually fastest to the slowest.
-    pub const ALL: [Self; 5] = [Self::Movdir64b, Self::Avx512, Self::Avx2, Self::Sse2, Self::Plain];
+    pub const ALL: [Self; 6] =
+        [Self::Movdir64b, Self::Avx512, Self::Avx2, Self::Sse2, Self::Prefetch, Self::Plain];
 
     /// The name in profiles, settings and reports.
     pub fn name(self) -> &'static str {
@@ -42,6 +46,7 @@ impl Streaming {
             Self::Avx512 => "avx512",
             Self::Avx2 => "avx2",
             Self::Sse2 => "sse2",
+            Self::Prefetch => "prefetch",
             Self::Plain => "plain",
         }
     }
@@ -58,6 +63,7 @@ impl Streaming {
             Self::Avx512 => cpu::info().avx512,
             Self::Avx2 => cpu::info().avx2,
             Self::Sse2 => cfg!(target_arch = "x86_64"),
+            Self::Prefetch => super::ahead::is_supported(),
             Self::Plain => true,
         }
     }
@@ -67,7 +73,12 @@ impl Streaming {
         Self::ALL.into_iter().filter(|variant| variant.is_supported())
     }
 
-    /// Copies with the stores of this variant.
+    /// Whether the variant leaves the target in no cache.
+    pub fn bypasses_caches(self) -> bool {
+        !matches!(self, Self::Prefetch | Self::Plain)
+    }
+
+    /// Copies with the loop of this variant.
     ///
     /// # Safety
     /// The processor must support the variant; `source` must be valid for reads and `target` for
@@ -84,6 +95,7 @@ impl Streaming {
                 Self::Avx2 => x86::copy_avx2(target, source, length),
                 #[cfg(target_arch = "x86_64")]
                 Self::Sse2 => x86::copy_sse2(target, source, length),
+                Self::Prefetch => super::ahead::copy(target, source, length),
                 _ => super::cached(target, source, length),
             }
         }
