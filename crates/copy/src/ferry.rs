@@ -15,7 +15,7 @@ use crate::plan::{self, CopyPlan, CopyPlanContext, CopyQuery};
 use crate::policy::PolicyKind;
 use crate::request::{Options, Request};
 use crate::statistics::Statistics;
-use crate::submit::{ActiveEngine, FerryCore};
+use crate::submit::{ActiveEngine, FerryCore, copy_inline};
 use crate::transfer::{FailedTransfer, OwnedSource, OwnedTarget, OwnedTransfer, Transfer};
 use memferry_sys::stats;
 
@@ -287,13 +287,18 @@ impl Ferry {
     pub unsafe fn start_raw(&self, mut request: Request<'_>) -> Result<Transfer, Error> {
         request.validate()?;
         if request.length <= self.small_bytes && request.has_default_options() {
+            // A return of its own for each: where they meet, the transfer would be moved by loads
+            // that wait for the stores to the ring.
             // SAFETY: the caller upholds the contract.
-            return Ok(unsafe {
-                match request.length <= self.inline_bytes {
-                    true => self.core.copy_inline_or_submit(&request),
-                    false => self.core.submit_small(&request),
+            unsafe {
+                if request.length <= self.inline_bytes {
+                    return Ok(self.core.copy_inline_or_submit(&request));
                 }
-            });
+                if let Some(channel) = self.core.channel_of_small(request.length) {
+                    return Ok(self.core.submit_small_to(channel, &request));
+                }
+                return Ok(copy_inline(&request));
+            }
         }
         let plan = self.core.plan(&request, false)?;
         let plan = self.core.in_window(plan, &request);

@@ -196,6 +196,15 @@ impl FerryCore {
         if is_plain { plan::SINGLE_DESCRIPTOR_BYTES.min(cached) } else { 0 }
     }
 
+    /// Returns the channel of a small request; `None` if the caller executes it.
+    #[inline(always)]
+    pub(crate) fn channel_of_small(&self, length: u64) -> Option<usize> {
+        match self.policy.choose(&self.engines[0].channels, length) {
+            Choice::Channel { index, .. } => Some(index),
+            Choice::Caller => None,
+        }
+    }
+
     /// Submits a small request: the result of [`FerryCore::plan`] and [`FerryCore::execute`] for
     /// it, without the planner.
     ///
@@ -203,20 +212,7 @@ impl FerryCore {
     /// As for [`FerryCore::execute`]; the request must be simple, over host memory, and not longer
     /// than [`FerryCore::small_bytes`].
     #[inline(always)]
-    pub(crate) unsafe fn submit_small(&self, request: &Request<'_>) -> Transfer {
-        // SAFETY: the caller upholds the contract.
-        unsafe {
-            match self.policy.choose(&self.engines[0].channels, request.length) {
-                Choice::Channel { index, .. } => self.submit_small_to(index, request),
-                Choice::Caller => copy_inline(request),
-            }
-        }
-    }
-
-    /// # Safety
-    /// As for [`FerryCore::submit_small`].
-    #[inline(always)]
-    unsafe fn submit_small_to(&self, channel: usize, request: &Request<'_>) -> Transfer {
+    pub(crate) unsafe fn submit_small_to(&self, channel: usize, request: &Request<'_>) -> Transfer {
         let Request { operation, source, target, length, value, .. } = *request;
         // SAFETY: the caller upholds the contract.
         let descriptor = unsafe { Descriptor::new(operation, source, target, length) }.value(value);
@@ -226,7 +222,7 @@ impl FerryCore {
     /// Executes or submits a request that is executed inline if its data is in the caches.
     ///
     /// # Safety
-    /// As for [`FerryCore::submit_small`].
+    /// As for [`FerryCore::submit_small_to`].
     #[inline]
     pub(crate) unsafe fn copy_inline_or_submit(&self, request: &Request<'_>) -> Transfer {
         let length = request.length;
@@ -310,7 +306,7 @@ impl FerryCore {
 
     /// Submits small requests together; what the channel does not accept is left.
     ///
-    /// The requests must be as for [`FerryCore::submit_small`].
+    /// The requests must be as for [`FerryCore::submit_small_to`].
     pub(crate) fn submit_small_many(
         &self,
         descriptors: &mut [Option<Descriptor>],

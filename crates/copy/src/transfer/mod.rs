@@ -96,6 +96,26 @@ mod sealed {
 pub struct Transfer {
     state: TransferState,
     length: u64,
+    assistance: Assistance,
+}
+
+/// Whether a waiting caller executes what is queued, or claims chunks.
+///
+/// It is as wide as a word, as the tag of the state is: a transfer is moved by words, and a load of a
+/// word of which a byte was just stored waits until that store has left the store buffer, behind the
+/// stores to the ring, whose cache line comes from another core.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+enum Assistance {
+    None,
+    ByWaiter,
+}
+
+impl Assistance {
+    #[inline]
+    fn of(assists: bool) -> Self {
+        if assists { Self::ByWaiter } else { Self::None }
+    }
 }
 
 impl std::fmt::Debug for Transfer {
@@ -112,14 +132,14 @@ impl std::fmt::Debug for Transfer {
 
 /// The state of a transfer, by the form of its completion.
 #[derive(Clone)]
+#[repr(u64)]
 enum TransferState {
     /// The transfer was executed inline and succeeded, with a CRC if it computes one.
     Done { crc: Option<u32> },
     /// One small descriptor that cannot fail; its sequence in the channel is its completion.
-    /// `assists`: a waiting caller executes descriptors that are queued.
-    Sequence { waiter: Arc<ChannelWaiter>, sequence: Sequence, assists: bool },
-    /// Every other transfer. `assists`: a waiting caller claims chunks.
-    Completion { completion: Arc<Completion>, assists: bool, config: Arc<WaitConfig> },
+    Sequence { waiter: Arc<ChannelWaiter>, sequence: Sequence },
+    /// Every other transfer.
+    Completion { completion: Arc<Completion>, config: Arc<WaitConfig> },
 }
 
 impl Dependency for Transfer {
@@ -146,7 +166,7 @@ impl Transfer {
     }
 
     pub(crate) fn done_with_crc(length: u64, crc: Option<u32>) -> Self {
-        Self { state: TransferState::Done { crc }, length }
+        Self { state: TransferState::Done { crc }, length, assistance: Assistance::None }
     }
 
     #[inline]
@@ -156,7 +176,8 @@ impl Transfer {
         length: u64,
         assists: bool,
     ) -> Self {
-        Self { state: TransferState::Sequence { waiter, sequence, assists }, length }
+        let assistance = Assistance::of(assists);
+        Self { state: TransferState::Sequence { waiter, sequence }, length, assistance }
     }
 
     pub(crate) fn with_completion(
@@ -166,8 +187,9 @@ impl Transfer {
         waiting: Arc<WaitConfig>,
     ) -> Self {
         Self {
-            state: TransferState::Completion { completion, assists: helps, config: waiting },
+            state: TransferState::Completion { completion, config: waiting },
             length,
+            assistance: Assistance::of(helps),
         }
     }
 
@@ -247,6 +269,10 @@ impl Transfer {
         self.wait_until(Instant::now().checked_add(timeout))
     }
 
+    fn assists(&self) -> bool {
+        self.assistance == Assistance::ByWaiter
+    }
+
     fn wait_until(&self, deadline: Option<Instant>) -> Option<Result<TransferOutput, Error>> {
         if !matches!(self.state, TransferState::Done { .. }) {
             stats::thread(|counters| counters.waits.add(1));
@@ -255,13 +281,13 @@ impl Transfer {
             // A forked child must not access what its parent has started, not even to claim chunks.
             _ if self.is_lost_in_fork() => {}
             TransferState::Done { .. } => {}
-            TransferState::Sequence { waiter: lane, sequence, assists } => {
-                if lane.wait(*sequence, *assists, deadline) {
+            TransferState::Sequence { waiter: lane, sequence } => {
+                if lane.wait(*sequence, self.assists(), deadline) {
                     return Some(Ok(TransferOutput::default()));
                 }
             }
-            TransferState::Completion { completion, assists: helps, config: waiting } => {
-                while *helps && completion.help_from_back() {
+            TransferState::Completion { completion, config: waiting } => {
+                while self.assists() && completion.help_from_back() {
                     waiting.caller_chunks.fetch_add(1, Ordering::Relaxed);
                     if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                         return self.check();
@@ -304,8 +330,7 @@ impl Transfer {
         if from > to || to > length {
             return Err(ValidationError::OutOfRange { from, to, length }.into());
         }
-        let TransferState::Completion { completion, assists: helps, config: waiting } = &self.state
-        else {
+        let TransferState::Completion { completion, config: waiting } = &self.state else {
             return self.wait().map(|_| ());
         };
         while from < to && !completion.is_range_ready(from, to) {
@@ -313,7 +338,7 @@ impl Transfer {
                 return outcome.map(|_| ());
             }
             // The caller claims chunks from the front, where the range is more likely to be.
-            if *helps && completion.help_from_front() {
+            if self.assists() && completion.help_from_front() {
                 waiting.caller_chunks.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
@@ -393,8 +418,8 @@ impl Future for Transfer {
             // poll.
             if let TransferState::Sequence { waiter: lane, .. } = &self.state {
                 let waiting = lane.config.clone();
-                self.state =
-                    TransferState::Completion { completion, assists: false, config: waiting };
+                self.state = TransferState::Completion { completion, config: waiting };
+                self.assistance = Assistance::None;
             }
             return Poll::Pending;
         }

@@ -172,6 +172,14 @@ impl<T> SubmissionRing<T> {
         Ok(index + 1)
     }
 
+    /// Requests the slot of the next value for writing: its line comes from the worker's core while the
+    /// submitter does the rest.
+    #[inline]
+    pub fn prefetch_slot(&self) {
+        let tail = self.producer.tail.load(Ordering::Relaxed);
+        memferry_sys::copy::prefetch_for_write(std::ptr::from_ref(self.slot(tail)).cast());
+    }
+
     /// Writes a value to its slot.
     ///
     /// # Safety
