@@ -11,6 +11,7 @@ use memferry_sys::device::DmaDevice;
 use super::super::Effort;
 use super::memory::{ALIGNED, Alignment, EngineFixture, LINE_APART, ODD, Packets};
 use super::nic_counters::{self, FrameCounts};
+use super::suite;
 use crate::results::outcome::Row;
 
 /// Size of the summary key.
@@ -20,21 +21,10 @@ const REPEATS: usize = 3;
 /// Suffix of figures that contain a time.
 const EMULATED_NOTE: &str = "(emulated, says nothing about hardware)";
 
-/// Cases of the suite that the card does not support.
-pub(super) const SKIPS: [&str; 12] = [
-    "fills_of_every_size_touch_nothing_else",
-    "comparisons_find_the_first_difference",
-    "overlapping_moves_have_the_result_of_memmove",
-    "crcs_of_every_size_are_those_of_the_standard",
-    "copies_with_a_crc_move_every_byte_and_return_it",
-    "crcs_of_chunks_make_the_crc_of_the_whole",
-    "a_cancelled_copy_with_a_crc_has_no_crc_or_the_right_one",
-    "dualcasts_of_every_size_write_both_targets_and_nothing_else",
-    "dualcasts_cut_into_chunks_arrive_whole_at_both_targets",
-    "a_cancelled_dualcast_counts_the_chunks_that_both_targets_have",
-    "whoever_waits_for_a_number_is_told",
-    "nobody_can_help_a_transfer_before_its_turn",
-];
+/// Returns the cases of the suite that the card does not support.
+pub(super) fn skips() -> Vec<&'static str> {
+    [&["fills_of_every_size_touch_nothing_else"], &suite::COPIER_SKIPS[..]].concat()
+}
 
 /// Results of a card.
 pub(super) struct CardResults {

@@ -25,21 +25,6 @@ const LITERATURE: [(&str, f64); 2] = [("paper, aligned", 1000.0), ("paper, misal
 
 const FIGURE: &str = "I/OAT model: descriptors for a copy";
 
-/// Cases of the suite that this engine does not support.
-const SKIPS: [&str; 11] = [
-    "comparisons_find_the_first_difference",
-    "overlapping_moves_have_the_result_of_memmove",
-    "crcs_of_every_size_are_those_of_the_standard",
-    "copies_with_a_crc_move_every_byte_and_return_it",
-    "crcs_of_chunks_make_the_crc_of_the_whole",
-    "a_cancelled_copy_with_a_crc_has_no_crc_or_the_right_one",
-    "dualcasts_of_every_size_write_both_targets_and_nothing_else",
-    "dualcasts_cut_into_chunks_arrive_whole_at_both_targets",
-    "a_cancelled_dualcast_counts_the_chunks_that_both_targets_have",
-    "whoever_waits_for_a_number_is_told",
-    "nobody_can_help_a_transfer_before_its_turn",
-];
-
 /// A variant of the model that the suite runs over.
 pub(super) struct ModelVariant {
     pub(super) name: &'static str,
@@ -92,7 +77,7 @@ impl ModelVariant {
         let sum = |count: fn(&IoatModelCounters) -> u64| -> u64 {
             models.iter().map(|model| count(&model.all_counters())).sum()
         };
-        tally.require_skips(&SKIPS);
+        tally.require_skips(&suite::COPIER_SKIPS);
         tally.require(sum(|counters| counters.bytes) > 0, || "the models moved nothing".into());
         let halts = sum(|counters| counters.halts);
         let is_halting = faults.halts != FaultSchedule::Never;
