@@ -64,6 +64,7 @@ impl DmaMappings {
     }
 
     /// Whether the device has lost all access: the addresses in leases are no longer valid.
+    #[inline]
     pub fn is_revoked(&self) -> bool {
         self.is_revoked.load(Ordering::Acquire)
     }

@@ -129,6 +129,13 @@ impl ThreadPolledChannel {
         completed < self.submitted.load(Ordering::Acquire)
     }
 
+    /// Whether the channel itself has accepted descriptors that are not finished. A submit that is
+    /// under way counts from the moment at which a close comes too late for it.
+    pub(super) fn has_accepted(&self) -> bool {
+        let statistics = self.call(|inner| inner.statistics());
+        statistics.is_some_and(|statistics| statistics.completed < statistics.submitted)
+    }
+
     /// The number of polls by threads other than the poll thread.
     pub(super) fn polls_by_others(&self) -> u64 {
         self.polls_by_others.load(Ordering::Relaxed)

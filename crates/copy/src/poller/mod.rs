@@ -144,7 +144,7 @@ impl PollThreadShared {
             let moved = self.channels.iter().filter(|channel| channel.poll_by_thread()).count();
             if moved > 0 {
                 pace = Pace::default();
-            } else if !self.channels.iter().any(|channel| channel.outstanding_bytes() > 0) {
+            } else if !self.channels.iter().any(|channel| channel.has_accepted()) {
                 return;
             } else if pace.polls < IDLE_POLLS {
                 pace.polls += 1;

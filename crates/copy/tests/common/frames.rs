@@ -72,8 +72,8 @@ unsafe impl Channel for FrameChannel {
             let length = descriptor.length() as usize;
             {
                 let file = self.file.lock().unwrap();
-                self.ring.copy_out(&source, from, length, &file);
-                self.ring.copy_in(&target, to, length, &file);
+                self.ring.copy_out(source, from, length, &file);
+                self.ring.copy_in(target, to, length, &file);
             }
             descriptor.finish(Ok(None));
             self.done.fetch_add(1, Ordering::Release);

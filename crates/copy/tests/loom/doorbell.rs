@@ -24,7 +24,7 @@ struct Card {
 
 // SAFETY: the card accesses no memory.
 unsafe impl HardwareQueue for Card {
-    fn post(&mut self, _: &Descriptor, _: Option<NotificationWrite>) -> PostResult {
+    fn post(&mut self, _: &Descriptor, _: Option<NotificationWrite<'_>>) -> PostResult {
         self.posted += 1;
         PostResult::Accepted
     }

@@ -28,46 +28,52 @@ pub struct DescriptorLeases {
 }
 
 /// The location of pinned memory, for the engine whose pinner pinned it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PinnedLocation {
-    /// The pinner's token of the pin.
-    pub token: PinToken,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PinnedLocation<'a> {
+    /// The pinner's token of the pin, which the lease of the descriptor holds.
+    pub token: &'a PinToken,
     /// The range of the pin.
     pub range: PageRange,
     /// The offset of the memory in the pinned range, in bytes.
     pub offset_bytes: u64,
 }
 
-impl PinnedLocation {
+impl PinnedLocation<'_> {
     /// The device's address of the byte at `offset`, and how many bytes from there on are contiguous
     /// for the device, at most `max_bytes`. `None` where nothing is pinned.
     pub fn segment(&self, offset: u64, max_bytes: u64) -> Option<DmaSegment> {
         self.token.segment(self.offset_bytes + offset, max_bytes)
     }
+
+    /// The device's address of the first `bytes` bytes, if they are pinned and contiguous for the device.
+    #[inline]
+    pub fn contiguous(&self, bytes: u64) -> Option<u64> {
+        self.token.contiguous(self.offset_bytes, bytes)
+    }
 }
 
 impl Descriptor {
     /// The location of the pinned source. `None` if any of it is not pinned.
-    pub fn pinned_source(&self) -> Option<PinnedLocation> {
+    pub fn pinned_source(&self) -> Option<PinnedLocation<'_>> {
         locate(self.leases()?.source.as_deref()?, self.source(), self.length())
     }
 
     /// The location of the pinned target. `None` if any of it is not pinned.
-    pub fn pinned_target(&self) -> Option<PinnedLocation> {
+    pub fn pinned_target(&self) -> Option<PinnedLocation<'_>> {
         locate(self.leases()?.target.as_deref()?, self.target(), self.length())
     }
 
     /// The location of the pinned second target of a dualcast. `None` if any of it is not pinned.
-    pub fn pinned_second(&self) -> Option<PinnedLocation> {
+    pub fn pinned_second(&self) -> Option<PinnedLocation<'_>> {
         locate(self.leases()?.second.as_deref()?, self.second_target()?, self.length())
     }
 }
 
 /// A notification variable that the engine writes after the data.
-#[derive(Debug, Clone)]
-pub struct NotificationWrite {
+#[derive(Debug, Clone, Copy)]
+pub struct NotificationWrite<'a> {
     /// The location of the pinned variable.
-    pub location: PinnedLocation,
+    pub location: PinnedLocation<'a>,
     /// The value to write.
     pub value: u64,
 }
@@ -78,7 +84,10 @@ impl Descriptor {
     /// channel accepted earlier and completes before the notification write; if other bytes of the
     /// transfer are outstanding, the engine must not write the variable. An engine that has written
     /// the variable reports it by [`Descriptor::finish_notified`].
-    pub fn notification_write(&self, before: impl FnOnce() -> u64) -> Option<NotificationWrite> {
+    pub fn notification_write(
+        &self,
+        before: impl FnOnce() -> u64,
+    ) -> Option<NotificationWrite<'_>> {
         let lease = self.leases()?.variable.as_deref()?;
         let notify = self.final_notification().filter(|_| self.is_last_outstanding(before))?;
         let at = locate(lease, notify.address(), size_of::<u64>() as u64)?;
@@ -86,12 +95,13 @@ impl Descriptor {
     }
 }
 
-fn locate(lease: &Lease, address: u64, length: u64) -> Option<PinnedLocation> {
+#[inline]
+fn locate(lease: &Lease, address: u64, length: u64) -> Option<PinnedLocation<'_>> {
     let range = lease.range();
     let offset_bytes = address.checked_sub(range.start() as u64)?;
     let end = offset_bytes.checked_add(length)?;
-    let token = || lease.token().clone();
-    (end <= range.bytes() as u64).then(|| PinnedLocation { token: token(), range, offset_bytes })
+    let token = lease.token();
+    (end <= range.bytes() as u64).then_some(PinnedLocation { token, range, offset_bytes })
 }
 
 impl Opcode {
@@ -151,10 +161,9 @@ mod tests {
             assert_eq!(fill.pinned_target(), None);
             let fill = fill.pinned_by(leases.clone());
             assert_eq!(fill.pinned_source(), None);
-            fill.pinned_target()
+            fill.pinned_target().map(|found| (found.token.clone(), found.range, found.offset_bytes))
         };
-        let at =
-            |offset_bytes| Some(PinnedLocation { token: PinToken::new(0), range, offset_bytes });
+        let at = |offset_bytes| Some((PinToken::new(0), range, offset_bytes));
         assert_eq!(pinned_target(start + page, page), at(0));
         assert_eq!(pinned_target(start + page + 7, page - 7), at(7));
         assert_eq!(pinned_target(start + page + 7, page - 6), None);

@@ -181,7 +181,12 @@ unsafe impl WorkQueue for IdxdWorkQueue {
         CoherentMemory::shared_virtual(bytes)
     }
 
-    fn address(&self, _pinned: Option<PinnedLocation>, address: u64, length: u64) -> Option<u64> {
+    fn address(
+        &self,
+        _pinned: Option<PinnedLocation<'_>>,
+        address: u64,
+        length: u64,
+    ) -> Option<u64> {
         address.checked_add(length).map(|_| address)
     }
 

@@ -261,12 +261,16 @@ unsafe impl WorkQueue for PciWorkQueue {
         CoherentMemory::new(self.device.device.clone(), bytes)
     }
 
-    fn address(&self, pinned: Option<PinnedLocation>, _address: u64, length: u64) -> Option<u64> {
+    fn address(
+        &self,
+        pinned: Option<PinnedLocation<'_>>,
+        _address: u64,
+        length: u64,
+    ) -> Option<u64> {
         if self.device.pages.is_revoked() {
             return None;
         }
-        let segment = pinned?.segment(0, length)?;
-        (segment.bytes == length).then_some(segment.address)
+        pinned?.contiguous(length)
     }
 
     unsafe fn submit(&mut self, descriptors: &[PortalWords]) -> Result<usize, QueueStop> {

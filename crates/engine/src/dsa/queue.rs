@@ -352,7 +352,7 @@ unsafe impl HardwareQueue for DsaQueue {
     fn post(
         &mut self,
         descriptor: &Descriptor,
-        _notification: Option<NotificationWrite>,
+        _notification: Option<NotificationWrite<'_>>,
     ) -> PostResult {
         if self.is_broken {
             return PostResult::Completed(HwStatus::Failed(BROKEN));

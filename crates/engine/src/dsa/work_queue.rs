@@ -82,7 +82,8 @@ pub(super) unsafe trait WorkQueue: Send + Debug {
     fn allocate(&self, bytes: usize) -> io::Result<CoherentMemory>;
 
     /// The device's address of memory, if all of it is contiguous for the device.
-    fn address(&self, pinned: Option<PinnedLocation>, address: u64, length: u64) -> Option<u64>;
+    fn address(&self, pinned: Option<PinnedLocation<'_>>, address: u64, length: u64)
+    -> Option<u64>;
 
     /// Submits descriptors; returns how many the queue accepted, none if it has no space.
     ///

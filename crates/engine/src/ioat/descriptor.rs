@@ -151,11 +151,16 @@ impl IoatDescriptor {
         }
     }
 
+    /// The words in memory before the address of the next descriptor.
+    pub const fn command_words(&self) -> [u64; 3] {
+        [self.size as u64 | (self.control as u64) << 32, self.source, self.target]
+    }
+
     /// The eight words in memory.
     pub const fn words(&self) -> [u64; 8] {
         let [a, b, c, d] = self.reserved;
-        let sizes = self.size as u64 | (self.control as u64) << 32;
-        [sizes, self.source, self.target, self.next, a, b, c, d]
+        let [sizes, source, target] = self.command_words();
+        [sizes, source, target, self.next, a, b, c, d]
     }
 
     /// Creates a descriptor from its eight words in memory.

@@ -2,22 +2,24 @@
 //! channels: a counter tells each of them.
 
 use std::io;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, TryLockError};
+use std::sync::Arc;
 
 use memferry_sys::device::DmaDevice;
+
+use crate::pci::ResetGuard;
 
 /// The device.
 #[derive(Debug)]
 pub(super) struct IoatDevice {
     device: Arc<dyn DmaDevice>,
-    /// The number of resets of the whole device. Locked for reading while a channel is started or
-    /// told of descriptors, for writing during a reset.
-    resets: RwLock<u64>,
+    /// Channels are started and told of descriptors while the device is not reset.
+    pub(super) guard: ResetGuard,
 }
 
 impl IoatDevice {
-    pub(super) fn new(device: Arc<dyn DmaDevice>) -> Self {
-        Self { device, resets: RwLock::new(0) }
+    /// A device with this many channels.
+    pub(super) fn new(device: Arc<dyn DmaDevice>, channels: usize) -> Self {
+        Self { device, guard: ResetGuard::new(channels) }
     }
 
     /// The registers and the memory of the device.
@@ -27,23 +29,6 @@ impl IoatDevice {
 
     /// Resets the whole device.
     pub(super) fn reset(&self) -> io::Result<()> {
-        let mut resets = self.resets.write().unwrap_or_else(PoisonError::into_inner);
-        // Before the reset, which may fail half-way.
-        *resets += 1;
-        self.device.reset()
-    }
-
-    /// The number of resets; the device is not reset while the guard lives.
-    pub(super) fn hold(&self) -> RwLockReadGuard<'_, u64> {
-        self.resets.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The same, without waiting; `None` while the device is being reset.
-    pub(super) fn try_hold(&self) -> Option<RwLockReadGuard<'_, u64>> {
-        match self.resets.try_read() {
-            Ok(resets) => Some(resets),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        self.guard.reset(|| self.device.reset())
     }
 }

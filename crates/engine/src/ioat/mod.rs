@@ -6,6 +6,7 @@
 //! channel, [`descriptor`] its descriptors, and `queue` is the driver of a channel.
 //! `docs/design/devices.md` has the reasons.
 
+mod config;
 pub mod descriptor;
 mod device;
 mod queue;
@@ -20,8 +21,9 @@ use memferry_sys::device::DmaDevice;
 use memferry_sys::pages::page_bytes;
 use memferry_sys::vfio::pci::IOAT;
 
+use self::config::{IoatAtomicCounters, IoatQueueConfig};
 use self::device::IoatDevice;
-use self::queue::{IoatAtomicCounters, IoatQueue, IoatQueueConfig};
+use self::queue::IoatQueue;
 use self::registers as r;
 use crate::contract::{
     Capabilities, Channel, ChannelOptions, CopyDirection, CostLine, Engine, EngineChoice,
@@ -100,7 +102,7 @@ impl IoatEngine {
             let limits = read_limits(&**device)?;
             max_bytes = max_bytes.min(limits.max_bytes);
             supports_fill &= limits.supports_fill;
-            let device = Arc::new(IoatDevice::new(device.clone()));
+            let device = Arc::new(IoatDevice::new(device.clone(), limits.channels));
             channels.extend((0..limits.channels).map(|number| (device.clone(), number)));
         }
         for (shared, number) in &channels {
@@ -116,8 +118,13 @@ impl IoatEngine {
         };
         Ok(Self {
             slots: ChannelSlots::new(channels.len()),
+            config: IoatQueueConfig {
+                max_bytes,
+                supports_fill,
+                pages,
+                counters: Arc::new(IoatAtomicCounters::new(channels.len())),
+            },
             channels,
-            config: IoatQueueConfig { max_bytes, supports_fill, pages, counters: Arc::default() },
             capabilities: Capabilities {
                 operations: OpcodeSet::of(operations),
                 memory: MemoryKindSet::of(&[MemoryKind::Host]),
@@ -156,7 +163,7 @@ impl IoatEngine {
     pub fn counters(&self) -> IoatCounters {
         let IoatAtomicCounters { descriptors, recoveries } = &*self.config.counters;
         IoatCounters {
-            descriptors: descriptors.load(Ordering::Relaxed),
+            descriptors: descriptors.iter().map(|each| each.load(Ordering::Relaxed)).sum(),
             recoveries: recoveries.load(Ordering::Relaxed),
         }
     }

@@ -3,13 +3,13 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use memferry_memory::dma_mappings::DmaMappings;
 use memferry_sys::device::DmaDevice;
 use memferry_sys::pages::page_bytes;
 
+use super::config::IoatQueueConfig;
 use super::descriptor::{DESCRIPTOR_BYTES, IoatDescriptor as Hard};
 use super::device::IoatDevice;
 use super::registers::{self as r, ChannelState};
@@ -34,36 +34,22 @@ const BROKEN: &str = "the channel of the copy engine has failed";
 const STALLED: &str = "the copy engine stalled";
 const WAS_RESET: &str = "the copy engine was reset for another channel";
 
-/// The counters of a device.
-#[derive(Debug, Default)]
-pub(super) struct IoatAtomicCounters {
-    pub(super) descriptors: AtomicU64,
-    pub(super) recoveries: AtomicU64,
-}
-
-/// The properties of the device that a queue needs.
-#[derive(Debug, Clone)]
-pub(super) struct IoatQueueConfig {
-    pub(super) max_bytes: u64,
-    pub(super) supports_fill: bool,
-    pub(super) pages: Arc<DmaMappings>,
-    pub(super) counters: Arc<IoatAtomicCounters>,
-}
-
 /// The queue. Descriptors have running numbers; the slot of a descriptor is its number modulo the
 /// ring size.
 #[derive(Debug)]
 pub(super) struct IoatQueue {
     shared: Arc<IoatDevice>,
     device: Arc<dyn DmaDevice>,
-    /// The offset of the channel's registers.
+    /// The number of the channel on its device, and the offset of its registers.
+    channel: usize,
     registers: usize,
     memory: CoherentMemory,
     ring: DmaArray,
     /// The number of slots of the ring, a power of two. One is always free.
     size: u64,
-    /// The offset of the completion word.
+    /// The offset of the completion word, and its value at the last look; 0 since it was cleared.
     word: usize,
+    seen_word: u64,
     /// The number of the next descriptor to be written, of the next to be published to the channel,
     /// and of the oldest that is not complete.
     head: u64,
@@ -80,14 +66,14 @@ pub(super) struct IoatQueue {
     resets: u64,
     /// The number of stalls without a finished descriptor between them.
     stalls: u32,
-    /// The time of the last finished descriptor, or of the first one in an empty queue; and of the
-    /// last register read.
-    last_progress: Instant,
+    /// The time of the first poll without progress since the last finished descriptor, or since the
+    /// first one in an empty queue; and of the last register read.
+    idle_since: Option<Instant>,
     last_register_read: Instant,
     config: IoatQueueConfig,
     is_broken: bool,
     /// Dropped last: another queue may use the channel only after this one has stopped it.
-    _slot: ChannelSlot,
+    slot: ChannelSlot,
 }
 
 /// The progress of a channel.
@@ -114,11 +100,13 @@ impl IoatQueue {
         let mut queue = Self {
             shared,
             device,
+            channel,
             registers: r::channel_base(channel),
             memory,
             ring: DmaArray::new(0, DESCRIPTOR_BYTES),
             size: size as u64,
             word: ring_bytes,
+            seen_word: 0,
             head: 0,
             published: 0,
             tail: 0,
@@ -127,15 +115,24 @@ impl IoatQueue {
             stop: None,
             resets: 0,
             stalls: 0,
-            last_progress: Instant::now(),
+            idle_since: None,
             last_register_read: Instant::now(),
             config,
             is_broken: false,
-            _slot: slot,
+            slot,
         };
+        queue.link();
         queue.start()?;
         queue.self_test()?;
         Ok(queue)
+    }
+
+    /// Writes a chain of all slots to the ring. Only the commands change later.
+    fn link(&self) {
+        for number in 0..self.size {
+            let slot = Hard::null().with_next(self.address(number + 1));
+            self.memory.store64(self.offset(number), &slot.words());
+        }
     }
 
     fn status(&self) -> u64 {
@@ -145,11 +142,11 @@ impl IoatQueue {
     /// Starts the channel at the oldest descriptor that is not complete.
     fn start(&mut self) -> io::Result<()> {
         let shared = self.shared.clone();
-        let resets = shared.hold();
+        let (_held, resets) = shared.guard.hold();
         stop(&*self.device, self.registers)?;
-        self.resets = *resets;
+        self.resets = resets;
+        self.clear_word();
         let (device, at) = (&*self.device, self.registers);
-        self.memory.store64(self.word, &[0]);
         (self.first, self.published) = (self.tail, self.tail);
         let control = r::CHANCTRL_ANY_ERROR_ABORT | r::CHANCTRL_ERROR_COMPLETION;
         // SAFETY: the channel is this queue's alone (guaranteed to `IoatEngine::over`) and was just
@@ -165,8 +162,18 @@ impl IoatQueue {
         write(r::CHANCMP, self.memory.address(self.word));
         write(r::CHAINADDR, self.address(self.tail));
         self.stale = self.status() & r::CHANSTS_COMPLETED;
-        self.publish_held();
+        if self.head > self.tail {
+            self.idle_since = None;
+            self.published = self.head;
+            self.write_count();
+        }
         Ok(())
+    }
+
+    /// Clears the completion word.
+    fn clear_word(&mut self) {
+        self.memory.store64(self.word, &[0]);
+        self.seen_word = 0;
     }
 
     /// Runs one null descriptor, to check that the channel works.
@@ -186,40 +193,42 @@ impl IoatQueue {
         }
     }
 
+    /// The offset of the descriptor with a number.
+    fn offset(&self, number: u64) -> usize {
+        self.ring.offset((number & (self.size - 1)) as usize)
+    }
+
     /// The IOVA of the descriptor with a number.
     fn address(&self, number: u64) -> u64 {
-        self.memory.address(self.ring.offset((number % self.size) as usize))
+        self.memory.address(self.offset(number))
     }
 
     fn put(&mut self, descriptor: Hard) {
-        let next = self.address(self.head + 1);
-        let words = descriptor.with_write_back().with_next(next).words();
-        self.memory.store64(self.ring.offset((self.head % self.size) as usize), &words);
+        let words = descriptor.with_write_back().command_words();
+        self.memory.store64(self.offset(self.head), &words);
         self.head += 1;
     }
 
     /// Publishes all written descriptors to the channel. While the device is being reset, and until
     /// the channel is started again after that, they wait.
     fn publish(&mut self) {
-        let shared = self.shared.clone();
-        // Held until the register is written.
-        let resets = shared.try_hold();
-        if resets.as_ref().is_some_and(|resets| **resets == self.resets) {
-            self.publish_held();
+        if self.published == self.head {
+            return;
+        }
+        let has_rung = self.shared.guard.ring(self.channel, self.resets, || self.write_count());
+        if has_rung {
+            if self.published == self.tail {
+                self.idle_since = None;
+            }
+            self.published = self.head;
         }
     }
 
-    /// Publishes while the device cannot be reset.
-    fn publish_held(&mut self) {
-        if self.published < self.head {
-            if self.published == self.tail {
-                self.last_progress = Instant::now();
-            }
-            self.published = self.head;
-            let count = (self.head - self.first) as u16;
-            // SAFETY: as in `start`; all descriptors up to this count are written.
-            unsafe { self.device.write16(self.registers + r::DMACOUNT, count) };
-        }
+    /// Tells the channel of all written descriptors, while the device cannot be reset.
+    fn write_count(&self) {
+        let count = (self.head - self.first) as u16;
+        // SAFETY: as in `start`; all descriptors up to this count are written.
+        unsafe { self.device.write16(self.registers + r::DMACOUNT, count) };
     }
 
     /// The progress of the channel: from the completion word and, at intervals, from its registers.
@@ -230,17 +239,15 @@ impl IoatQueue {
         {
             return status;
         }
-        if self.last_register_read.elapsed() < REGISTER_READ_INTERVAL
-            || self.last_progress.elapsed() < REGISTER_READ_INTERVAL
-        {
+        let now = Instant::now();
+        let idle = now - *self.idle_since.get_or_insert(now);
+        if idle.min(now - self.last_register_read) < REGISTER_READ_INTERVAL {
             return status;
         }
-        self.last_register_read = Instant::now();
+        self.last_register_read = now;
         let timeout = STALL_TIMEOUT * self.device.patience();
         match self.read_status_register() {
-            RingStatus::CompletedUpTo(number)
-                if number == self.tail && self.last_progress.elapsed() > timeout =>
-            {
+            RingStatus::CompletedUpTo(number) if number == self.tail && idle > timeout => {
                 RingStatus::Halted(number, STALLED)
             }
             status @ (RingStatus::CompletedUpTo(number) | RingStatus::Halted(number, _))
@@ -248,7 +255,7 @@ impl IoatQueue {
             {
                 // A write-back was lost. When the channel comes to the slot in the word again, the
                 // word must not say that it has finished it.
-                self.memory.store64(self.word, &[0]);
+                self.clear_word();
                 status
             }
             status => status,
@@ -264,12 +271,15 @@ impl IoatQueue {
         self.decode_status(if is_stale { status & r::CHANSTS_STATE } else { status })
     }
 
-    fn read_completion_word(&self) -> RingStatus {
-        match self.memory.load64(self.word) {
-            // Nothing was written since the channel was started.
-            0 => RingStatus::CompletedUpTo(self.tail),
-            status => self.decode_status(status),
+    fn read_completion_word(&mut self) -> RingStatus {
+        let status = self.memory.load64(self.word);
+        // Nothing was written since the channel was started, or since the last look: the ring is never
+        // full, so the channel cannot have come to the same slot again. It may have halted there.
+        if status == 0 || (status == self.seen_word && !is_halted(status)) {
+            return RingStatus::CompletedUpTo(self.tail);
         }
+        self.seen_word = status;
+        self.decode_status(status)
     }
 
     /// Decodes and validates a status.
@@ -291,8 +301,10 @@ impl IoatQueue {
 
     /// The number after the last finished descriptor, if the address is that of a published one.
     fn finished_before(&self, address: u64) -> Option<u64> {
-        let slot = self.ring.index(self.memory.offset(address)?)? as u64;
-        let ahead = (slot + self.size - self.tail % self.size) % self.size;
+        // What is finished now is near what was finished last.
+        let near = self.offset(self.tail);
+        let slot = self.ring.index(self.memory.offset(address, near)?)? as u64;
+        let ahead = slot.wrapping_sub(self.tail) & (self.size - 1);
         let number = self.tail + ahead + 1;
         (slot < self.size && number <= self.published).then_some(number)
     }
@@ -330,7 +342,7 @@ impl IoatQueue {
 
     /// Whether the device was reset since the channel was started, or is being reset.
     fn was_reset(&self) -> bool {
-        self.shared.try_hold().is_none_or(|resets| *resets != self.resets)
+        self.shared.guard.resets() != self.resets
     }
 
     fn reject_reason(&self, descriptor: &Descriptor) -> Option<&'static str> {
@@ -355,10 +367,9 @@ impl IoatQueue {
     }
 }
 
-/// The IOVA of memory, if it is contiguous for the device.
-fn device_address(at: Option<PinnedLocation>, length: u64) -> Option<u64> {
-    let segment = at?.segment(0, length)?;
-    (segment.bytes == length).then_some(segment.address)
+/// Whether a status is that of a channel that has halted or is gone.
+fn is_halted(status: u64) -> bool {
+    matches!(ChannelState::of(status), None | Some(ChannelState::Halted))
 }
 
 // SAFETY: a descriptor succeeds when the channel reports that it is finished, and is not executed
@@ -368,16 +379,17 @@ unsafe impl HardwareQueue for IoatQueue {
     fn post(
         &mut self,
         descriptor: &Descriptor,
-        _notification: Option<NotificationWrite>,
+        _notification: Option<NotificationWrite<'_>>,
     ) -> PostResult {
         if let Some(reason) = self.reject_reason(descriptor) {
             return PostResult::Completed(HwStatus::Failed(reason));
         }
         let length = descriptor.length();
-        let target = device_address(descriptor.pinned_target(), length);
+        let address = |pinned: Option<PinnedLocation<'_>>| pinned?.contiguous(length);
+        let target = address(descriptor.pinned_target());
         let source = match descriptor.operation() {
             Opcode::Fill => Some(0),
-            _ => device_address(descriptor.pinned_source(), length),
+            _ => address(descriptor.pinned_source()),
         };
         let (Some(source), Some(target)) = (source, target) else {
             let reason = "memory is not pinned for the copy engine, or crosses its pages";
@@ -393,7 +405,9 @@ unsafe impl HardwareQueue for IoatQueue {
             }
             _ => Hard::copy(source, target, length as u32),
         });
-        self.config.counters.descriptors.fetch_add(1, Ordering::Relaxed);
+        // The counter has no other writer.
+        let counter = &self.config.counters.descriptors[self.slot.number()];
+        counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         PostResult::Accepted
     }
 
@@ -414,7 +428,7 @@ unsafe impl HardwareQueue for IoatQueue {
         let (RingStatus::CompletedUpTo(number) | RingStatus::Halted(number, _)) = status;
         if number > self.tail {
             ended.extend((self.tail..number).map(|_| HwStatus::Ok));
-            (self.tail, self.last_progress, self.stalls) = (number, Instant::now(), 0);
+            (self.tail, self.idle_since, self.stalls) = (number, None, 0);
             // The device went on before anybody recovered it.
             self.stop.take_if(|reason| *reason == STALLED);
         }

@@ -121,8 +121,8 @@ impl NicQueue {
     fn make_frames(
         &mut self,
         descriptor: &Descriptor,
-        source: &PinnedLocation,
-        target: &PinnedLocation,
+        source: &PinnedLocation<'_>,
+        target: &PinnedLocation<'_>,
     ) {
         let length = descriptor.length();
         let mut done = self.join_last(descriptor, source, target);
@@ -147,8 +147,8 @@ impl NicQueue {
     fn make_frame(
         &mut self,
         descriptor: &Descriptor,
-        source: &PinnedLocation,
-        target: &PinnedLocation,
+        source: &PinnedLocation<'_>,
+        target: &PinnedLocation<'_>,
         done: u64,
     ) -> u64 {
         let left = descriptor.length() - done;
@@ -178,7 +178,7 @@ impl NicQueue {
     }
 
     /// The card's address of pinned memory, counted.
-    fn segment(&self, at: &PinnedLocation, offset: u64, max_bytes: u64) -> Option<DmaSegment> {
+    fn segment(&self, at: &PinnedLocation<'_>, offset: u64, max_bytes: u64) -> Option<DmaSegment> {
         let segment = at.segment(offset, max_bytes);
         let NicAtomicCounters { segments_found, segments_missing, .. } = &*self.counters;
         let counter = if segment.is_some() { segments_found } else { segments_missing };
@@ -205,7 +205,7 @@ impl NicQueue {
         &self,
         frame: &mut Frame,
         descriptor: &Descriptor,
-        source: &PinnedLocation,
+        source: &PinnedLocation<'_>,
         offset: u64,
         max_bytes: u64,
     ) -> u64 {
@@ -234,8 +234,8 @@ impl NicQueue {
     fn join_last(
         &mut self,
         descriptor: &Descriptor,
-        source: &PinnedLocation,
-        target: &PinnedLocation,
+        source: &PinnedLocation<'_>,
+        target: &PinnedLocation<'_>,
     ) -> u64 {
         let ends_at_target = |frame: &Frame| {
             matches!(frame.payload, Payload::Fragments(_))
@@ -261,7 +261,7 @@ impl NicQueue {
         added
     }
 
-    fn add_notification_write(&mut self, notification: NotificationWrite) -> bool {
+    fn add_notification_write(&mut self, notification: NotificationWrite<'_>) -> bool {
         const WORD: u64 = size_of::<u64>() as u64;
         let NotificationWrite { location: at, value } = notification;
         let mapping = self.segment(&at, 0, WORD);
@@ -394,7 +394,7 @@ unsafe impl HardwareQueue for NicQueue {
     fn post(
         &mut self,
         descriptor: &Descriptor,
-        notification: Option<NotificationWrite>,
+        notification: Option<NotificationWrite<'_>>,
     ) -> PostResult {
         if let Some(reason) = self.reject_reason(descriptor) {
             return PostResult::Completed(HwStatus::Failed(reason));

@@ -1,22 +1,24 @@
 //! A channel around a hardware queue.
 //!
-//! Submitters put descriptors into an inbox, and one thread at a time, inside the gate, moves them on to
-//! the hardware and finishes what the hardware has done. Nobody waits in front of the gate: what a
-//! submitter leaves in the inbox is posted by whoever is inside. The counters are words that anybody
+//! One thread at a time is inside the gate: it brings descriptors to the hardware, and finishes what
+//! the hardware has done. A submitter that finds the gate free enters it and posts its descriptors
+//! itself. Nobody waits in front of the gate: a submitter that finds it occupied leaves its
+//! descriptors in the inbox, and whoever is inside posts them. The counters are words that anybody
 //! reads.
 
+mod queue;
+
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use memferry_sys::stats::{self, Block, kinds};
 use memferry_sys::sync::atomic::{AtomicU64, Ordering};
-use memferry_sys::sync::{Mutex, lock, thread};
+use memferry_sys::sync::{Mutex, UnsafeCell, lock, thread};
 
-use super::gate::DriverGate;
-use super::hardware::{HardwareQueue, HwStatus, PostResult};
+use self::queue::{InFlightDescriptor, PciQueue};
+use super::gate::{DriverGate, GateState};
+use super::hardware::HardwareQueue;
 use crate::contract::{
-    Channel, ChannelStatistics, Descriptor, ExecutionError, NotificationWrite, Sequence,
-    SubmitError, Submitted,
+    Channel, ChannelStatistics, Descriptor, ExecutionError, Sequence, SubmitError, Submitted,
 };
 use crate::runtime::FailureLog;
 use crate::runtime::ring::MAX_CAPACITY;
@@ -24,10 +26,10 @@ use crate::runtime::ring::MAX_CAPACITY;
 /// The channel. Any thread may poll it; one thread at a time makes progress.
 #[derive(Debug)]
 pub struct DeviceChannel {
-    inbox: Mutex<Inbox>,
     gate: DriverGate,
-    /// Locked inside the gate only, so nobody waits for it.
-    queue: Mutex<PciQueue>,
+    queue: GatedQueue,
+    /// Descriptors that are accepted and not yet in the queue. Locked for the time of a push.
+    inbox: Mutex<VecDeque<Descriptor>>,
     failures: Mutex<FailureLog>,
     counters: ChannelCounters,
     /// What `memferry top` shows. Written inside the gate.
@@ -35,19 +37,40 @@ pub struct DeviceChannel {
     capacity: usize,
 }
 
-/// Descriptors that are accepted and not yet in the queue. Locked for the time of a push.
-#[derive(Debug, Default)]
-struct Inbox {
-    descriptors: VecDeque<Descriptor>,
-    closed: bool,
+/// The queue, which the thread inside the gate uses alone.
+struct GatedQueue(UnsafeCell<PciQueue>);
+
+// SAFETY: the queue may be sent to other threads, and one at a time accesses it: the thread inside
+// the gate, whose entry and exit order the accesses.
+unsafe impl Sync for GatedQueue {}
+
+impl std::fmt::Debug for GatedQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GatedQueue").finish_non_exhaustive()
+    }
 }
 
-/// The counters. Each has one writer at a time: the holder of the inbox, or the thread inside the gate.
+impl GatedQueue {
+    /// Runs `work` with the queue.
+    ///
+    /// # Safety
+    /// The calling thread must be inside the gate, and not in another call of this.
+    #[inline]
+    unsafe fn with<R>(&self, work: impl FnOnce(&mut PciQueue) -> R) -> R {
+        // SAFETY: no other thread is inside the gate, and this one has no other reference.
+        self.0.with_mut(|queue| work(unsafe { &mut *queue }))
+    }
+}
+
+/// The counters. Each but `full` has one writer at a time: the holder of the inbox, or the thread
+/// inside the gate.
 #[derive(Debug, Default)]
 struct ChannelCounters {
     /// Written with the inbox locked.
-    submitted: AtomicU64,
-    submitted_bytes: AtomicU64,
+    inbox_bytes: AtomicU64,
+    /// Written inside the gate, by submitters that posted their descriptors themselves.
+    direct_bytes: AtomicU64,
+    /// Submits that a full channel did not accept completely.
     full: AtomicU64,
     /// Written inside the gate. `taken` are the descriptors that have left the queue to be finished.
     taken: AtomicU64,
@@ -86,54 +109,14 @@ impl PollEffort {
     }
 }
 
-#[derive(Debug)]
-struct PciQueue {
-    /// `None` after a panic in the driver.
-    hardware: Option<Box<dyn HardwareQueue>>,
-    /// Accepted descriptors that are not finished, in order: first those that the hardware has or
-    /// had, then the pending ones.
-    entries: VecDeque<InFlightDescriptor>,
-    /// The number of entries that the hardware has or has ended.
-    posted: usize,
-    /// The number of entries that have failed, which the processor finishes.
-    failed: usize,
-    /// What the driver reports, between two calls empty.
-    ended: Vec<HwStatus>,
-}
-
-#[derive(Debug)]
-struct InFlightDescriptor {
-    descriptor: Descriptor,
-    /// The final status, once it is known.
-    end: Option<FinalStatus>,
-}
-
-/// The final status of an entry.
-#[derive(Debug, Clone, Copy)]
-enum FinalStatus {
-    Hardware(HwStatus),
-    Cancelled,
-}
-
-/// What the processor reports for descriptors of a device whose driver panicked.
-const PANICKED: FinalStatus =
-    FinalStatus::Hardware(HwStatus::Failed("the driver of the device panicked"));
-
 impl DeviceChannel {
     /// Creates a channel of at most `capacity` descriptors, and never more than [`MAX_CAPACITY`].
     pub fn new(hardware: Box<dyn HardwareQueue>, capacity: usize) -> Self {
         let capacity = capacity.clamp(1, MAX_CAPACITY);
-        let queue = PciQueue {
-            hardware: Some(hardware),
-            entries: VecDeque::new(),
-            posted: 0,
-            failed: 0,
-            ended: Vec::new(),
-        };
         Self {
-            inbox: Mutex::default(),
             gate: DriverGate::new(),
-            queue: Mutex::new(queue),
+            queue: GatedQueue(UnsafeCell::new(PciQueue::new(hardware))),
+            inbox: Mutex::default(),
             failures: Mutex::default(),
             counters: ChannelCounters::default(),
             shown: None,
@@ -152,7 +135,15 @@ impl DeviceChannel {
         if !self.gate.try_enter() {
             return false;
         }
-        let mut queue = lock(&self.queue);
+        // SAFETY: inside the gate, in no other call. The end of a transfer runs code of the user, which
+        // finds the gate occupied if it uses this channel.
+        let has_finished = unsafe { self.queue.with(|queue| self.step_inside(queue, effort)) };
+        self.leave();
+        has_finished
+    }
+
+    /// A step inside the gate.
+    fn step_inside(&self, queue: &mut PciQueue, effort: PollEffort) -> bool {
         let mut is_broken = !queue.poll(effort);
         let (mut has_finished, mut max_executed) = (false, effort.max_executed());
         // The end of a transfer may submit a dependent transfer to this channel: that goes into the
@@ -162,15 +153,12 @@ impl DeviceChannel {
             self.finish(entry);
         }
         is_broken |= !queue.post();
-        let is_idle = queue.entries.is_empty();
-        drop(queue);
         if is_broken {
-            lock(&self.inbox).closed = true;
+            self.gate.close();
         }
         if has_finished {
-            self.show(is_idle);
+            self.show(queue.is_empty());
         }
-        self.leave();
         has_finished
     }
 
@@ -186,20 +174,84 @@ impl DeviceChannel {
     }
 
     /// Leaves the gate, after the inbox is empty.
+    #[inline]
     fn leave(&self) {
         self.gate.leave(|| {
-            let mut queue = lock(&self.queue);
-            let was_idle = queue.entries.is_empty();
-            let wrap = |descriptor| InFlightDescriptor { descriptor, end: None };
-            queue.entries.extend(lock(&self.inbox).descriptors.drain(..).map(wrap));
-            if !queue.post() {
-                lock(&self.inbox).closed = true;
-            }
-            // A device that does not answer has its depth shown.
-            if was_idle {
-                self.show(true);
-            }
+            // SAFETY: inside the gate until this returns, in no other call.
+            unsafe { self.queue.with(|queue| self.take_inbox(queue)) };
         });
+    }
+
+    /// Brings what is in the inbox to the hardware, inside the gate.
+    #[cold]
+    fn take_inbox(&self, queue: &mut PciQueue) {
+        self.bring(queue, |queue| queue.extend(lock(&self.inbox).drain(..)));
+    }
+
+    /// Brings accepted descriptors to the hardware, inside the gate.
+    #[inline]
+    fn bring(&self, queue: &mut PciQueue, extend: impl FnOnce(&mut PciQueue)) {
+        let was_idle = queue.is_empty();
+        extend(queue);
+        if !queue.post() {
+            self.gate.close();
+        }
+        // A device that does not answer has its depth shown.
+        if was_idle {
+            self.show(true);
+        }
+    }
+
+    /// How many of `wanted` descriptors the channel has space for.
+    #[inline]
+    fn acceptable(&self, state: GateState, wanted: u64) -> Result<u64, SubmitError> {
+        if state.is_closed() {
+            return Err(SubmitError::Closed);
+        }
+        // The gate may be older than this count; then it has changed, and accepts nothing by `state`.
+        let taken = self.counters.taken.load(Ordering::Acquire);
+        let in_flight = state.accepted().saturating_sub(taken);
+        Ok(wanted.min((self.capacity as u64).saturating_sub(in_flight)))
+    }
+
+    /// Submits by the inbox, to the thread inside the gate, or inside if there is none.
+    #[cold]
+    fn submit_by_inbox(
+        &self,
+        batch: &mut [Option<Descriptor>],
+        wanted: u64,
+    ) -> Result<Submitted, SubmitError> {
+        let mut inbox = lock(&self.inbox);
+        let mut state = self.gate.state();
+        // The request comes before the push: whoever serves it waits for the lock.
+        let (count, has_entered) = loop {
+            let count = self.acceptable(state, wanted)?;
+            if count == 0 {
+                break (0, false);
+            }
+            match self.gate.request_with(state, count) {
+                Ok(has_entered) => break (count, has_entered),
+                Err(now) => state = now,
+            }
+        };
+        let taken = batch.iter_mut().filter_map(Option::take).take(count as usize);
+        let mut bytes = 0;
+        inbox.extend(taken.inspect(|descriptor| bytes += descriptor.length()));
+        add(&self.counters.inbox_bytes, bytes);
+        drop(inbox);
+        if has_entered {
+            self.leave();
+        }
+        Ok(self.submitted(state, count, wanted))
+    }
+
+    /// The result of a submit.
+    #[inline]
+    fn submitted(&self, before: GateState, count: u64, wanted: u64) -> Submitted {
+        if count < wanted {
+            self.counters.full.fetch_add(1, Ordering::Relaxed);
+        }
+        Submitted { first: before.accepted() + 1, count: count as usize }
     }
 
     /// Reports the end of a descriptor, and counts it.
@@ -221,201 +273,30 @@ impl DeviceChannel {
     }
 }
 
-impl PciQueue {
-    /// Reads completions from the hardware; `false` if its driver panicked.
-    fn poll(&mut self, effort: PollEffort) -> bool {
-        let mut ended = std::mem::take(&mut self.ended);
-        let is_well = self.call_driver(|hardware| {
-            hardware.poll_completions(&mut ended);
-            if effort == PollEffort::Whole {
-                hardware.recover(&mut ended);
-            }
-        });
-        let mut in_flight = self.entries.iter_mut().take(self.posted).filter(|e| e.end.is_none());
-        for end in ended.drain(..) {
-            // After a panic all entries have ended.
-            let Some(entry) = in_flight.next() else {
-                assert!(!is_well, "no more completions than were posted");
-                break;
-            };
-            entry.end = Some(FinalStatus::Hardware(end));
-            self.failed += usize::from(entry.has_failed());
-        }
-        self.ended = ended;
-        is_well
-    }
-
-    /// Posts pending descriptors while there is space; `false` if the driver panicked. After an entry
-    /// that failed nothing is posted until it is finished: what is ordered after it, such as a
-    /// notification write, must not overtake it.
-    fn post(&mut self) -> bool {
-        if self.hardware.is_none() {
-            self.fail_entries();
-            return true;
-        }
-        let before = self.posted;
-        while self.posted < self.entries.len() && self.failed == 0 {
-            let notification = self.notification_write_of(self.posted);
-            let descriptor = &self.entries[self.posted].descriptor;
-            let end = if descriptor.is_cancelled() {
-                Some(FinalStatus::Cancelled)
-            } else if descriptor.length() == 0 {
-                Some(FinalStatus::Hardware(HwStatus::Ok))
-            } else {
-                let Some(hardware) = self.hardware.as_mut() else { break };
-                let post = AssertUnwindSafe(|| hardware.post(descriptor, notification));
-                match catch_unwind(post) {
-                    Ok(PostResult::Accepted) => None,
-                    Ok(PostResult::Full) => break,
-                    Ok(PostResult::Completed(end)) => Some(FinalStatus::Hardware(end)),
-                    Err(_) => {
-                        self.fail_hardware();
-                        return false;
-                    }
-                }
-            };
-            let entry = &mut self.entries[self.posted];
-            entry.end = end;
-            self.failed += usize::from(entry.has_failed());
-            self.posted += 1;
-        }
-        self.posted == before || self.call_driver(|hardware| hardware.ring_doorbell())
-    }
-
-    /// Calls the driver; `false` if the driver panics. Does nothing if it has panicked before.
-    fn call_driver(&mut self, call: impl FnOnce(&mut dyn HardwareQueue)) -> bool {
-        let Some(hardware) = self.hardware.as_mut() else { return true };
-        let is_well = catch_unwind(AssertUnwindSafe(|| call(&mut **hardware))).is_ok();
-        if !is_well {
-            self.fail_hardware();
-        }
-        is_well
-    }
-
-    /// After a panic in the driver: stops the device, and leaves its descriptors to the processor.
-    /// The channel is closed by the caller.
-    fn fail_hardware(&mut self) {
-        let hardware = self.hardware.take();
-        if catch_unwind(AssertUnwindSafe(|| drop(hardware))).is_err() {
-            // The device may still write to memory that would be freed now.
-            tracing::error!(
-                "the driver of a device panicked, and panicked again while stopping the device"
-            );
-            std::process::abort();
-        }
-        tracing::error!("the driver of a device panicked: the processor finishes its descriptors");
-        self.fail_entries();
-    }
-
-    /// Fails all entries that have not ended.
-    fn fail_entries(&mut self) {
-        for entry in self.entries.iter_mut().filter(|entry| entry.end.is_none()) {
-            entry.end = Some(PANICKED);
-            self.failed += 1;
-        }
-        self.posted = self.entries.len();
-    }
-
-    /// The notification write after an entry, if this channel may perform it.
-    fn notification_write_of(&self, index: usize) -> Option<NotificationWrite> {
-        let last = &self.entries[index].descriptor;
-        last.notification_write(|| {
-            let before = self.entries.iter().take(index).map(|entry| &entry.descriptor);
-            before.filter(|other| other.is_of_same_transfer(last)).map(Descriptor::length).sum()
-        })
-    }
-
-    /// Removes the oldest entry if it has ended, and if the processor may execute it should it have
-    /// to.
-    fn take_finished(
-        &mut self,
-        taken: &AtomicU64,
-        max_executed: &mut u32,
-    ) -> Option<InFlightDescriptor> {
-        let oldest =
-            self.entries.front().filter(|oldest| self.posted > 0 && oldest.end.is_some())?;
-        if matches!(oldest.end, Some(FinalStatus::Hardware(HwStatus::Failed(_)))) {
-            *max_executed = max_executed.checked_sub(1)?;
-        }
-        let entry = self.entries.pop_front()?;
-        self.posted -= 1;
-        self.failed -= usize::from(entry.has_failed());
-        add(taken, 1);
-        Some(entry)
-    }
-}
-
-impl InFlightDescriptor {
-    fn has_failed(&self) -> bool {
-        matches!(
-            self.end,
-            Some(
-                FinalStatus::Hardware(HwStatus::Failed(_) | HwStatus::BadMemory { .. })
-                    | FinalStatus::Cancelled
-            )
-        )
-    }
-
-    /// Reports the end; returns the error of a failed descriptor.
-    fn finish(self) -> Result<(), ExecutionError> {
-        let error = match self.end {
-            Some(FinalStatus::Hardware(HwStatus::Ok)) => {
-                self.descriptor.finish(Ok(None));
-                return Ok(());
-            }
-            Some(FinalStatus::Hardware(HwStatus::OkNotified)) => {
-                self.descriptor.finish_notified();
-                return Ok(());
-            }
-            Some(FinalStatus::Hardware(HwStatus::OkValue(value))) => {
-                self.descriptor.finish(Ok(Some(value)));
-                return Ok(());
-            }
-            Some(FinalStatus::Hardware(HwStatus::BadMemory { address, done_bytes })) => {
-                ExecutionError::BadMemory { address, done_bytes }
-            }
-            Some(FinalStatus::Cancelled) => ExecutionError::Cancelled { done_bytes: 0 },
-            Some(FinalStatus::Hardware(HwStatus::Failed(reason))) => {
-                ExecutionError::Engine { done_bytes: 0, reason }
-            }
-            None => unreachable!("only completed descriptors are finished"),
-        };
-        self.descriptor.finish(Err(error.clone()));
-        Err(error)
-    }
-}
-
 // SAFETY: descriptors are finished in order before their numbers are counted, and by the contract
 // of `HardwareQueue` the device accesses none of them after its end.
 unsafe impl Channel for DeviceChannel {
     fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Submitted, SubmitError> {
-        let counters = &self.counters;
-        let mut inbox = lock(&self.inbox);
-        if inbox.closed {
-            return Err(SubmitError::Closed);
+        let wanted = batch.iter().flatten().count() as u64;
+        let state = self.gate.state();
+        let count = self.acceptable(state, wanted)?;
+        if count == 0 {
+            return Ok(self.submitted(state, 0, wanted));
         }
-        let before = counters.submitted.load(Ordering::Relaxed);
-        let in_flight = before - counters.taken.load(Ordering::Acquire);
-        let free = self.capacity.saturating_sub(in_flight as usize);
-        let (mut count, mut bytes) = (0, 0);
-        for entry in batch.iter_mut().filter(|entry| entry.is_some()).take(free) {
-            let descriptor = entry.take().expect("checked above");
-            bytes += descriptor.length();
-            inbox.descriptors.push_back(descriptor);
-            count += 1;
+        if !self.gate.try_enter_with(state, count) {
+            return self.submit_by_inbox(batch, wanted);
         }
-        if batch.iter().any(Option::is_some) {
-            add(&counters.full, 1);
+        // SAFETY: inside the gate, in no other call.
+        unsafe {
+            self.queue.with(|queue| {
+                self.bring(queue, |queue| {
+                    // Counted before the hardware can end them.
+                    add(&self.counters.direct_bytes, queue.take_from(batch, count));
+                });
+            });
         }
-        if count > 0 {
-            add(&counters.submitted_bytes, bytes);
-            add(&counters.submitted, count as u64);
-        }
-        drop(inbox);
-        if count > 0 && self.gate.request() {
-            self.leave();
-        }
-        Ok(Submitted { first: before + 1, count })
+        self.leave();
+        Ok(self.submitted(state, count, wanted))
     }
 
     #[inline]
@@ -436,13 +317,15 @@ unsafe impl Channel for DeviceChannel {
     }
 
     fn close(&self) {
-        lock(&self.inbox).closed = true;
+        self.gate.close();
     }
 
     fn outstanding_bytes(&self) -> u64 {
         // The ended ones first: they are never more than the submitted ones that are read later.
-        let ended = self.counters.ended_bytes.load(Ordering::Acquire);
-        self.counters.submitted_bytes.load(Ordering::Acquire) - ended
+        let counters = &self.counters;
+        let ended = counters.ended_bytes.load(Ordering::Acquire);
+        let by_inbox = counters.inbox_bytes.load(Ordering::Acquire);
+        by_inbox + counters.direct_bytes.load(Ordering::Acquire) - ended
     }
 
     fn statistics(&self) -> ChannelStatistics {
@@ -450,7 +333,7 @@ unsafe impl Channel for DeviceChannel {
         let completed = counters.completed.load(Ordering::Acquire);
         let load = |counter: &AtomicU64| counter.load(Ordering::Acquire);
         ChannelStatistics {
-            submitted: load(&counters.submitted),
+            submitted: self.gate.state().accepted(),
             completed,
             failed: load(&counters.failed),
             bytes: load(&counters.copied_bytes),
@@ -469,7 +352,8 @@ impl Drop for DeviceChannel {
             self.leave();
         }
         // Drivers time out on a device that stops, so this loop ends.
-        while !lock(&self.queue).entries.is_empty() {
+        // SAFETY: no other thread is left, and this one is in no other call.
+        while !unsafe { self.queue.with(|queue| queue.is_empty()) } {
             if !self.step(PollEffort::Whole) {
                 thread::yield_now();
             }

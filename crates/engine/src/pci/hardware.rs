@@ -47,7 +47,7 @@ pub unsafe trait HardwareQueue: Send + Debug {
     fn post(
         &mut self,
         descriptor: &Descriptor,
-        notification: Option<NotificationWrite>,
+        notification: Option<NotificationWrite<'_>>,
     ) -> PostResult;
 
     /// Notifies the device of everything that was posted.

@@ -21,6 +21,8 @@ use crate::runtime::try_collect;
 pub(crate) struct CoherentMemory {
     pages: Pages,
     addresses: Box<[u64]>,
+    /// The length of all pages in bytes.
+    bytes: usize,
     /// `None` if the device uses the addresses of this process.
     device: Option<Arc<dyn DmaDevice>>,
 }
@@ -69,7 +71,7 @@ impl CoherentMemory {
         unsafe {
             device.map(pages.as_ptr() as usize, &mut addresses, DmaDirection::Bidirectional)
         }?;
-        Ok(Self { pages, addresses, device: Some(device) })
+        Ok(Self { pages, addresses, bytes: count * page_bytes(), device: Some(device) })
     }
 
     /// Allocates at least `bytes`, all zero, for a device that shares the address space of this
@@ -82,7 +84,7 @@ impl CoherentMemory {
         let _ = residency::populate_write(start, bytes.next_multiple_of(page_bytes()));
         let count = bytes.div_ceil(page_bytes());
         let addresses = try_collect(count, |page| (start + page * page_bytes()) as u64)?;
-        Ok(Self { pages, addresses, device: None })
+        Ok(Self { pages, addresses, bytes: count * page_bytes(), device: None })
     }
 
     /// Whether all bytes have contiguous addresses for the device.
@@ -92,22 +94,26 @@ impl CoherentMemory {
 
     /// The IOVA of the byte at an offset.
     pub(crate) fn address(&self, offset: usize) -> u64 {
-        self.addresses[offset / page_bytes()] + (offset % page_bytes()) as u64
+        // A page is a power of two; the compiler does not know, and would divide.
+        let page = page_bytes();
+        self.addresses[offset >> page.trailing_zeros()] + (offset & (page - 1)) as u64
     }
 
-    /// The offset of an IOVA.
-    pub(crate) fn offset(&self, address: u64) -> Option<usize> {
-        let page = page_bytes() as u64;
-        let first = address & !(page - 1);
-        let index = self.addresses.iter().position(|page_address| *page_address == first)?;
-        Some(index * page_bytes() + (address - first) as usize)
+    /// The offset of an IOVA, which is probably that of a byte shortly after the offset `near`.
+    pub(crate) fn offset(&self, address: u64, near: usize) -> Option<usize> {
+        let page = page_bytes();
+        let first = address & !(page as u64 - 1);
+        let (before, behind) = self.addresses.split_at(near >> page.trailing_zeros());
+        let index = match behind.iter().position(|page_address| *page_address == first) {
+            Some(index) => before.len() + index,
+            None => before.iter().position(|page_address| *page_address == first)?,
+        };
+        Some(index * page + (address - first) as usize)
     }
 
     /// A pointer to the aligned word of `bytes` at an offset.
     fn word(&self, offset: usize, bytes: usize) -> *mut u8 {
-        assert!(
-            offset + bytes <= self.addresses.len() * page_bytes() && offset.is_multiple_of(bytes)
-        );
+        assert!(offset + bytes <= self.bytes && offset.is_multiple_of(bytes));
         // SAFETY: inside the mapping, as was just asserted.
         unsafe { self.pages.as_ptr().add(offset) }
     }
@@ -127,9 +133,12 @@ impl CoherentMemory {
 
     /// Writes words of 64 bits, in order.
     pub(crate) fn store64(&self, offset: usize, words: &[u64]) {
+        assert!(offset + size_of_val(words) <= self.bytes);
+        let first: *mut u64 = self.word(offset, 8).cast();
         for (index, word) in words.iter().enumerate() {
-            // SAFETY: as above; a later register write makes the device read the words.
-            unsafe { ptr::write_volatile(self.word(offset + 8 * index, 8).cast(), *word) };
+            // SAFETY: as above, for all words, as was just asserted; a later register write makes the
+            // device read them.
+            unsafe { ptr::write_volatile(first.add(index), *word) };
         }
     }
 

@@ -21,6 +21,8 @@ mod measure;
 mod memory;
 #[cfg(not(loom))]
 mod open;
+#[doc(hidden)]
+pub mod reset_guard;
 
 #[cfg(not(loom))]
 pub use open::available_devices;
@@ -33,4 +35,5 @@ pub(crate) use {
     measure::measure,
     memory::{CoherentMemory, DmaArray},
     open::{ACCESS_REVOKED, open_all, open_error, open_vfio, poll_until},
+    reset_guard::ResetGuard,
 };

@@ -16,6 +16,7 @@ mod dispatch;
 mod help;
 mod park;
 mod pci;
+mod reset_guard;
 mod ring;
 mod waiters;
 

@@ -60,7 +60,7 @@ impl Card {
 
 // SAFETY: the card accesses no memory.
 unsafe impl HardwareQueue for Card {
-    fn post(&mut self, descriptor: &Descriptor, _: Option<NotificationWrite>) -> PostResult {
+    fn post(&mut self, descriptor: &Descriptor, _: Option<NotificationWrite<'_>>) -> PostResult {
         if self.posted.len() == self.room {
             return PostResult::Full;
         }
@@ -315,5 +315,46 @@ fn the_last_handle_of_a_channel_ends_what_it_holds() {
         drop(world);
         other.join().unwrap();
         assert!(transfers[..2].iter().all(|transfer| is_well(transfer)));
+    });
+}
+
+#[test]
+fn batches_that_meet_in_front_of_the_gate_keep_their_order_and_stay_within_the_capacity() {
+    model(3, || {
+        // One descriptor of four has no space.
+        let world = World::new(3, 3);
+        let submitters = [0, 2].map(|first| {
+            let world = world.clone();
+            thread::spawn(move || {
+                let mut batch = [first, first + 1].map(|index| world.descriptor(index));
+                let submitted = world.channel.submit(&mut batch).unwrap();
+                assert!(world.channel.outstanding_bytes() <= 3);
+                (submitted, first)
+            })
+        });
+        let mut submitted = submitters.map(|thread| thread.join().unwrap());
+        submitted.sort_by_key(|(submitted, _)| submitted.first);
+        assert_eq!(submitted.map(|(submitted, _)| submitted.count), [2, 1]);
+        let order = submitted.iter().flat_map(|(submitted, first)| *first..first + submitted.count);
+        assert!(order.eq(world.story.posted()), "posted in the order of their numbers");
+        assert_eq!(world.channel.statistics().full, 1);
+        world.drain();
+    });
+}
+
+#[test]
+fn what_is_accepted_beside_a_close_is_counted_when_the_close_returns() {
+    model(4, || {
+        let world = World::new(2, 2);
+        let submitter = thread::spawn({
+            let world = world.clone();
+            move || world.channel.submit(&mut [world.descriptor(0)]).is_ok()
+        });
+        world.channel.close();
+        // A thread that closes and drains the channel may rely on this.
+        let counted = world.channel.statistics().submitted;
+        let is_accepted = submitter.join().unwrap();
+        assert_eq!(counted, u64::from(is_accepted));
+        world.drain();
     });
 }

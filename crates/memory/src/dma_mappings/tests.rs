@@ -92,8 +92,11 @@ fn pages_that_lie_apart_are_found_one_by_one() {
         let found = token.segment(number * page + 5, u64::MAX).unwrap();
         assert_eq!(found.address, first.address + 3 * number * page + 5);
         assert_eq!(found.bytes, page - 5);
+        assert_eq!(token.contiguous(number * page + 5, page - 5), Some(found.address));
+        assert_eq!(token.contiguous(number * page + 5, page - 4), None);
     }
     assert_eq!(token.segment(20 * page, 1), None);
+    assert_eq!(token.contiguous(20 * page, 1), None);
     memory.unpin(range(&pages), &token);
     assert_eq!(device.mapped(), 0);
 }
@@ -107,6 +110,10 @@ fn pages_that_lie_together_are_one_segment() {
     assert_eq!(whole.bytes, 21 * page - 7);
     let part = token.segment(8 * page - 1, 5000).unwrap();
     assert_eq!(part, DmaSegment { address: whole.address + 8 * page - 8, bytes: 5000 });
+    assert_eq!(token.contiguous(8 * page - 1, 5000), Some(part.address));
+    assert_eq!(token.contiguous(21 * page - 3, 3), Some(whole.address + 21 * page - 10));
+    assert_eq!(token.contiguous(21 * page - 3, 4), None);
+    assert_eq!(token.contiguous(7, u64::MAX), None);
     assert_eq!(token.segment(21 * page - 3, 10).unwrap().bytes, 3);
     memory.unpin(range(&pages), &token);
 }

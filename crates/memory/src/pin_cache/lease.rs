@@ -26,11 +26,13 @@ impl Lease {
     }
 
     /// The pinned range, which contains the requested pages.
+    #[inline]
     pub fn range(&self) -> PageRange {
         self.entry.range
     }
 
     /// The pinner's token.
+    #[inline]
     pub fn token(&self) -> &PinToken {
         &self.entry.token
     }

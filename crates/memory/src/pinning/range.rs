@@ -28,6 +28,7 @@ impl PageRange {
     }
 
     /// The first address.
+    #[inline]
     pub fn start(&self) -> usize {
         self.start
     }
@@ -38,6 +39,7 @@ impl PageRange {
     }
 
     /// The length in bytes.
+    #[inline]
     pub fn bytes(&self) -> usize {
         self.end - self.start
     }

@@ -40,9 +40,12 @@ impl PinToken {
 
     /// The IOVA of the byte at `offset` of the pin, and how many bytes from there on are contiguous
     /// for the device, at most `max_bytes`. `None` if the pin is shorter, or has no such addresses.
+    #[inline]
     pub fn segment(&self, offset: u64, max_bytes: u64) -> Option<DmaSegment> {
         let page = page_bytes() as u64;
-        let (first, offset_in_page) = (usize::try_from(offset / page).ok()?, offset % page);
+        // A page is a power of two; the compiler does not know, and would divide.
+        let (first, offset_in_page) = (offset >> page.trailing_zeros(), offset & (page - 1));
+        let first = usize::try_from(first).ok()?;
         let (start, rest) = self.pages.as_ref()?.get(first..)?.split_first()?;
         let mut bytes = page - offset_in_page;
         for next in rest {
@@ -52,5 +55,19 @@ impl PinToken {
             bytes += page;
         }
         Some(DmaSegment { address: start + offset_in_page, bytes: bytes.min(max_bytes) })
+    }
+
+    /// The IOVA of `bytes` bytes from `offset` of the pin on. `None` if the pin is shorter, has no such
+    /// addresses, or the bytes are not contiguous for the device.
+    #[inline]
+    pub fn contiguous(&self, offset: u64, bytes: u64) -> Option<u64> {
+        let page = page_bytes() as u64;
+        let offset_in_page = offset & (page - 1);
+        if offset_in_page.checked_add(bytes)? <= page {
+            let first = usize::try_from(offset >> page.trailing_zeros()).ok()?;
+            return Some(self.pages.as_ref()?.get(first)? + offset_in_page);
+        }
+        let segment = self.segment(offset, bytes)?;
+        (segment.bytes == bytes).then_some(segment.address)
     }
 }

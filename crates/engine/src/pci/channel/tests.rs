@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
 use crate::completion::Completion;
-use crate::contract::Opcode;
+use crate::contract::{NotificationWrite, Opcode};
+use crate::pci::hardware::{HwStatus, PostResult};
 
 /// Accepts everything, and panics when it is polled.
 #[derive(Debug)]
@@ -15,7 +16,7 @@ struct PanickingHardware {
 
 // SAFETY: it accesses no memory.
 unsafe impl HardwareQueue for PanickingHardware {
-    fn post(&mut self, _: &Descriptor, _: Option<NotificationWrite>) -> PostResult {
+    fn post(&mut self, _: &Descriptor, _: Option<NotificationWrite<'_>>) -> PostResult {
         PostResult::Accepted
     }
 
@@ -68,7 +69,7 @@ struct StoppedHardware {
 
 // SAFETY: it accesses no memory.
 unsafe impl HardwareQueue for StoppedHardware {
-    fn post(&mut self, _: &Descriptor, _: Option<NotificationWrite>) -> PostResult {
+    fn post(&mut self, _: &Descriptor, _: Option<NotificationWrite<'_>>) -> PostResult {
         self.posted += 1;
         PostResult::Accepted
     }
@@ -124,7 +125,7 @@ struct PromptHardware {
 
 // SAFETY: it accesses no memory.
 unsafe impl HardwareQueue for PromptHardware {
-    fn post(&mut self, _: &Descriptor, _: Option<NotificationWrite>) -> PostResult {
+    fn post(&mut self, _: &Descriptor, _: Option<NotificationWrite<'_>>) -> PostResult {
         self.posted += 1;
         PostResult::Accepted
     }

@@ -101,7 +101,7 @@ impl Default for AuditingPinner {
 
 impl PinAuditState {
     fn reject_reason(&self, descriptor: &Descriptor) -> Option<&'static str> {
-        let holds = |location: Option<PinnedLocation>, needed: Access| {
+        let holds = |location: Option<PinnedLocation<'_>>, needed: Access| {
             location.is_some_and(|location| {
                 let pin = self.pinned.get(&location.token.number());
                 pin.is_some_and(|(range, access)| *range == location.range && *access >= needed)

@@ -1,0 +1,288 @@
+//! The queue inside the gate of a channel: the accepted descriptors in order, and the driver.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use memferry_sys::sync::atomic::AtomicU64;
+
+use super::{PollEffort, add};
+use crate::contract::{Descriptor, ExecutionError, NotificationWrite};
+use crate::pci::hardware::{HardwareQueue, HwStatus, PostResult};
+
+/// The queue.
+#[derive(Debug)]
+pub(super) struct PciQueue {
+    /// `None` after a panic in the driver.
+    hardware: Option<Box<dyn HardwareQueue>>,
+    /// Accepted descriptors that are not finished, in order: first those that the hardware has or
+    /// had, then the pending ones.
+    entries: VecDeque<InFlightDescriptor>,
+    /// The number of entries that the hardware has or has ended.
+    posted: usize,
+    /// The number of entries that have failed, which the processor finishes.
+    failed: usize,
+    /// What the driver reports, between two calls empty.
+    ended: Vec<HwStatus>,
+}
+
+/// An accepted descriptor that is not finished.
+#[derive(Debug)]
+pub(super) struct InFlightDescriptor {
+    pub(super) descriptor: Descriptor,
+    /// The final status, once it is known.
+    end: Option<FinalStatus>,
+}
+
+/// The final status of an entry.
+#[derive(Debug, Clone, Copy)]
+enum FinalStatus {
+    Hardware(HwStatus),
+    Cancelled,
+}
+
+/// What the processor reports for descriptors of a device whose driver panicked.
+const PANICKED: FinalStatus =
+    FinalStatus::Hardware(HwStatus::Failed("the driver of the device panicked"));
+
+impl PciQueue {
+    pub(super) fn new(hardware: Box<dyn HardwareQueue>) -> Self {
+        Self {
+            hardware: Some(hardware),
+            entries: VecDeque::new(),
+            posted: 0,
+            failed: 0,
+            ended: Vec::new(),
+        }
+    }
+
+    /// Whether every accepted descriptor is finished.
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Adds accepted descriptors behind all others; [`PciQueue::post`] posts them.
+    pub(super) fn extend(&mut self, descriptors: impl Iterator<Item = Descriptor>) {
+        let wrap = |descriptor| InFlightDescriptor { descriptor, end: None };
+        self.entries.extend(descriptors.map(wrap));
+    }
+
+    /// Adds the first `count` accepted descriptors of a batch, and returns their bytes.
+    #[inline]
+    pub(super) fn take_from(&mut self, batch: &mut [Option<Descriptor>], mut count: u64) -> u64 {
+        self.entries.reserve(count as usize);
+        let mut bytes = 0;
+        for slot in batch {
+            if count == 0 {
+                break;
+            }
+            if let Some(descriptor) = slot.take() {
+                bytes += descriptor.length();
+                self.entries.push_back(InFlightDescriptor { descriptor, end: None });
+                count -= 1;
+            }
+        }
+        bytes
+    }
+
+    /// Reads completions from the hardware; `false` if its driver panicked.
+    pub(super) fn poll(&mut self, effort: PollEffort) -> bool {
+        let mut ended = std::mem::take(&mut self.ended);
+        let is_well = self.call_driver(|hardware| {
+            hardware.poll_completions(&mut ended);
+            if effort == PollEffort::Whole {
+                hardware.recover(&mut ended);
+            }
+        });
+        if ended.is_empty() {
+            self.ended = ended;
+            return is_well;
+        }
+        let mut in_flight = self.entries.iter_mut().take(self.posted).filter(|e| e.end.is_none());
+        for end in ended.drain(..) {
+            // After a panic all entries have ended.
+            let Some(entry) = in_flight.next() else {
+                assert!(!is_well, "no more completions than were posted");
+                break;
+            };
+            entry.end = Some(FinalStatus::Hardware(end));
+            self.failed += usize::from(entry.has_failed());
+        }
+        self.ended = ended;
+        is_well
+    }
+
+    /// Posts pending descriptors while there is space, and rings the doorbell once; `false` if the
+    /// driver panicked. After an entry that failed nothing is posted until it is finished: what is
+    /// ordered after it, such as a notification write, must not overtake it.
+    pub(super) fn post(&mut self) -> bool {
+        let Self { hardware, entries, posted, failed, .. } = self;
+        if *posted == entries.len() {
+            return true;
+        }
+        let Some(hardware) = hardware.as_mut() else {
+            self.fail_entries();
+            return true;
+        };
+        // What is posted is counted at once: a panic finds it so.
+        let post_all = || {
+            let before = *posted;
+            while *posted < entries.len() && *failed == 0 {
+                match post_one(&mut **hardware, entries, *posted) {
+                    PostOutcome::Accepted => {}
+                    PostOutcome::Full => break,
+                    PostOutcome::Ended(end) => {
+                        let entry = &mut entries[*posted];
+                        entry.end = Some(end);
+                        *failed += usize::from(entry.has_failed());
+                    }
+                }
+                *posted += 1;
+            }
+            if *posted > before {
+                hardware.ring_doorbell();
+            }
+        };
+        let is_well = catch_unwind(AssertUnwindSafe(post_all)).is_ok();
+        if !is_well {
+            self.fail_hardware();
+        }
+        is_well
+    }
+
+    /// Calls the driver; `false` if the driver panics. Does nothing if it has panicked before.
+    fn call_driver(&mut self, call: impl FnOnce(&mut dyn HardwareQueue)) -> bool {
+        let Some(hardware) = self.hardware.as_mut() else { return true };
+        let is_well = catch_unwind(AssertUnwindSafe(|| call(&mut **hardware))).is_ok();
+        if !is_well {
+            self.fail_hardware();
+        }
+        is_well
+    }
+
+    /// After a panic in the driver: stops the device, and leaves its descriptors to the processor.
+    /// The channel is closed by the caller.
+    fn fail_hardware(&mut self) {
+        let hardware = self.hardware.take();
+        if catch_unwind(AssertUnwindSafe(|| drop(hardware))).is_err() {
+            // The device may still write to memory that would be freed now.
+            tracing::error!(
+                "the driver of a device panicked, and panicked again while stopping the device"
+            );
+            std::process::abort();
+        }
+        tracing::error!("the driver of a device panicked: the processor finishes its descriptors");
+        self.fail_entries();
+    }
+
+    /// Fails all entries that have not ended.
+    fn fail_entries(&mut self) {
+        for entry in self.entries.iter_mut().filter(|entry| entry.end.is_none()) {
+            entry.end = Some(PANICKED);
+            self.failed += 1;
+        }
+        self.posted = self.entries.len();
+    }
+
+    /// Removes the oldest entry if it has ended, and if the processor may execute it should it have
+    /// to.
+    pub(super) fn take_finished(
+        &mut self,
+        taken: &AtomicU64,
+        max_executed: &mut u32,
+    ) -> Option<InFlightDescriptor> {
+        let oldest =
+            self.entries.front().filter(|oldest| self.posted > 0 && oldest.end.is_some())?;
+        if matches!(oldest.end, Some(FinalStatus::Hardware(HwStatus::Failed(_)))) {
+            *max_executed = max_executed.checked_sub(1)?;
+        }
+        let entry = self.entries.pop_front()?;
+        self.posted -= 1;
+        self.failed -= usize::from(entry.has_failed());
+        if self.entries.is_empty() {
+            // From its start again: that memory is in the caches.
+            self.entries.clear();
+        }
+        add(taken, 1);
+        Some(entry)
+    }
+}
+
+/// What became of an entry that was posted.
+enum PostOutcome {
+    Accepted,
+    Full,
+    Ended(FinalStatus),
+}
+
+/// Posts one entry.
+#[inline]
+fn post_one(
+    hardware: &mut dyn HardwareQueue,
+    entries: &VecDeque<InFlightDescriptor>,
+    index: usize,
+) -> PostOutcome {
+    let descriptor = &entries[index].descriptor;
+    if descriptor.is_cancelled() {
+        return PostOutcome::Ended(FinalStatus::Cancelled);
+    }
+    if descriptor.length() == 0 {
+        return PostOutcome::Ended(FinalStatus::Hardware(HwStatus::Ok));
+    }
+    match hardware.post(descriptor, notification_write_of(entries, index)) {
+        PostResult::Accepted => PostOutcome::Accepted,
+        PostResult::Full => PostOutcome::Full,
+        PostResult::Completed(end) => PostOutcome::Ended(FinalStatus::Hardware(end)),
+    }
+}
+
+/// The notification write after an entry, if this channel may perform it.
+fn notification_write_of(
+    entries: &VecDeque<InFlightDescriptor>,
+    index: usize,
+) -> Option<NotificationWrite<'_>> {
+    let last = &entries[index].descriptor;
+    last.notification_write(|| {
+        let before = entries.iter().take(index).map(|entry| &entry.descriptor);
+        before.filter(|other| other.is_of_same_transfer(last)).map(Descriptor::length).sum()
+    })
+}
+
+impl InFlightDescriptor {
+    fn has_failed(&self) -> bool {
+        matches!(
+            self.end,
+            Some(
+                FinalStatus::Hardware(HwStatus::Failed(_) | HwStatus::BadMemory { .. })
+                    | FinalStatus::Cancelled
+            )
+        )
+    }
+
+    /// Reports the end; returns the error of a failed descriptor.
+    pub(super) fn finish(self) -> Result<(), ExecutionError> {
+        let error = match self.end {
+            Some(FinalStatus::Hardware(HwStatus::Ok)) => {
+                self.descriptor.finish(Ok(None));
+                return Ok(());
+            }
+            Some(FinalStatus::Hardware(HwStatus::OkNotified)) => {
+                self.descriptor.finish_notified();
+                return Ok(());
+            }
+            Some(FinalStatus::Hardware(HwStatus::OkValue(value))) => {
+                self.descriptor.finish(Ok(Some(value)));
+                return Ok(());
+            }
+            Some(FinalStatus::Hardware(HwStatus::BadMemory { address, done_bytes })) => {
+                ExecutionError::BadMemory { address, done_bytes }
+            }
+            Some(FinalStatus::Cancelled) => ExecutionError::Cancelled { done_bytes: 0 },
+            Some(FinalStatus::Hardware(HwStatus::Failed(reason))) => {
+                ExecutionError::Engine { done_bytes: 0, reason }
+            }
+            None => unreachable!("only completed descriptors are finished"),
+        };
+        self.descriptor.finish(Err(error.clone()));
+        Err(error)
+    }
+}
