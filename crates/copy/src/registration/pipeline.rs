@@ -79,6 +79,13 @@ impl<'a> PipelinedRegistration<'a> {
     fn pin(&mut self) -> Result<u64, RegistrationError> {
         let has_long_parts = self.parts.capabilities.boundary_bytes.is_none();
         let wanted = if has_long_parts { self.claimed } else { self.at };
+        let missing = (self.source.missing(self.at, wanted), self.target.missing(self.at, wanted));
+        if let (Some(source), Some(target)) = missing
+            && let Some([source, target]) = self.registrations.cache().find_both([source, target])
+        {
+            self.source.hold(source);
+            self.target.hold(target);
+        }
         let source = self.source.pin_up_to(self.at, wanted, self.registrations)?;
         let target = self.target.pin_up_to(self.at, wanted, self.registrations)?;
         let second = self.second.pin_up_to(self.at, wanted, self.registrations)?;
@@ -157,11 +164,11 @@ impl RegistrationCursor {
         wanted: u64,
         registration: &EngineRegistrations,
     ) -> Result<u64, RegistrationError> {
-        let Some(access) = self.access else { return Ok(self.length) };
-        if self.lease.is_none() || offset >= self.ready {
+        if self.access.is_none() {
+            return Ok(self.length);
+        }
+        if let Some((start, length, access)) = self.missing(offset, wanted) {
             self.lease = None;
-            let end = self.pin_end(offset).max(wanted);
-            let (start, length) = (self.address + offset, end - offset);
             let lease = match registration.pin(start, length, access) {
                 // The memory before an unmapped page can be pinned without it.
                 Err(RegistrationError::Unmapped { address }) if address > start => {
@@ -169,11 +176,23 @@ impl RegistrationCursor {
                 }
                 outcome => outcome?,
             };
-            self.ready = (lease.range().end() as u64 - self.address).min(self.length);
-            self.next_pages = (2 * self.next_pages).min(MAX_PIN_PAGES);
-            self.lease = Some(Arc::new(lease));
+            self.hold(lease);
         }
         Ok(self.ready)
+    }
+
+    /// The next range to be pinned, with the access, if the byte at `offset` is not pinned.
+    fn missing(&self, offset: u64, wanted: u64) -> Option<(u64, u64, Access)> {
+        let access = self.access.filter(|_| self.lease.is_none() || offset >= self.ready)?;
+        let end = self.pin_end(offset).max(wanted);
+        Some((self.address + offset, end - offset, access))
+    }
+
+    /// Keeps the lease of the next range.
+    fn hold(&mut self, lease: Lease) {
+        self.ready = (lease.range().end() as u64 - self.address).min(self.length);
+        self.next_pages = (2 * self.next_pages).min(MAX_PIN_PAGES);
+        self.lease = Some(Arc::new(lease));
     }
 
     /// Returns the end of the next range.

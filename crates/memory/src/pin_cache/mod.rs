@@ -270,6 +270,29 @@ impl PinCache {
         Some(self.lease(entry))
     }
 
+    /// The cached entries that contain two ranges, if there are both: one look at the kernel's events is
+    /// enough for them. Pins nothing, and counts nothing if one is missing.
+    pub fn find_both(&self, wanted: [(usize, usize, Access); 2]) -> Option<[Lease; 2]> {
+        let [first, second] = wanted.map(|(address, length, access)| {
+            PageRange::covering(address, length).ok().map(|range| (range, access))
+        });
+        let (first, second) = (first?, second?);
+        if !self.shared.is_owner_process()
+            || !self.monitor_threads.as_ref().is_none_or(MonitorThreads::quiesce)
+        {
+            return None;
+        }
+        let (one, other) = self.shared.with(self.monitor(), |index, _| {
+            let one = index.find(first.0, first.1);
+            let other = one.as_ref().and_then(|_| index.find(second.0, second.1));
+            index.statistics.hits += 2 * u64::from(other.is_some());
+            (one, other)
+        });
+        // Without the other, the lease of the one ends here.
+        let one = self.lease(one?);
+        Some([one, self.lease(other?)])
+    }
+
     /// Records the first use of memory. Returns whether an earlier call has recorded it and its
     /// mapping has not changed since. Pins nothing. Does not record memory that overlaps a cached
     /// entry or cannot be monitored.

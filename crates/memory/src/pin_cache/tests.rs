@@ -25,6 +25,35 @@ fn pins_of_memory_under_quarantine_are_not_kept() {
 }
 
 #[test]
+fn two_ranges_are_found_together_or_neither_is_held() {
+    let cache = PinCache::new(
+        Arc::new(PopulatePinner),
+        PinCacheLimits { max_entries: 2, ..PinCacheLimits::default() },
+        InvalidationMode::Explicit,
+    )
+    .unwrap();
+    let (pages, page) = (Pages::new(4 * page_bytes()).unwrap(), page_bytes());
+    let address = pages.as_ptr() as usize;
+    let wanted = [(address, page, Access::Read), (address + 2 * page, page, Access::Write)];
+    assert!(cache.find_both(wanted).is_none());
+    drop(cache.acquire(address, page, Access::Read).unwrap());
+    assert!(cache.find_both(wanted).is_none());
+    drop(cache.acquire(address + 2 * page, page, Access::Read).unwrap());
+    assert!(cache.find_both(wanted).is_none(), "not for writing");
+    assert_eq!(cache.statistics().hits, 0);
+    drop(cache.acquire(address + 2 * page, page, Access::Write).unwrap());
+    let hits = cache.statistics().hits;
+    let leases = cache.find_both(wanted).unwrap();
+    assert_eq!(leases.each_ref().map(|lease| lease.access()), [Access::Read, Access::Write]);
+    assert_eq!(cache.statistics().hits, hits + 2);
+    drop(leases);
+    // Nothing keeps them in use: they make space for others.
+    for at in [address + page, address + 3 * page] {
+        assert!(cache.acquire(at, page, Access::Write).unwrap().is_cached());
+    }
+}
+
+#[test]
 fn a_reader_that_panics_lets_the_application_unmap_and_nothing_is_kept() {
     use std::sync::atomic::Ordering;
     use std::time::Duration;

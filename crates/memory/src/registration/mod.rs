@@ -225,6 +225,17 @@ impl RegistrationCache {
             .inspect_err(|error| self.record_failure(error))
     }
 
+    /// The cached registrations of two ranges, if both are monitored and cached: what
+    /// [`acquire`](RegistrationCache::acquire) would find for each, with one look at the kernel's events.
+    pub fn find_both(&self, wanted: [(u64, u64, Access); 2]) -> Option<[Lease; 2]> {
+        if self.is_forked() || !self.caches_by_default() || !self.unmonitored.is_empty() {
+            return None;
+        }
+        let wanted =
+            wanted.map(|(address, length, access)| (address as usize, length as usize, access));
+        self.cache.find_both(wanted)
+    }
+
     /// As [`acquire`](RegistrationCache::acquire), for memory that need not be registered: a failure
     /// is not counted.
     pub fn acquire_optional(&self, address: u64, length: u64, access: Access) -> Option<Lease> {
