@@ -31,6 +31,8 @@ struct DmaPageTable {
     pages: HashMap<u64, Page>,
     /// Addresses that the device accesses now: start and end.
     in_use: Vec<(u64, u64)>,
+    /// The number of threads that wait for the device to release memory.
+    waiting: usize,
     /// The number of addresses allocated so far.
     allocated: u64,
 }
@@ -102,7 +104,9 @@ impl IovaMemory {
             addresses.iter().any(within)
         };
         while is_held(&table) {
+            table.waiting += 1;
             table = self.released.wait(table).unwrap_or_else(PoisonError::into_inner);
+            table.waiting -= 1;
         }
         unknown
     }
@@ -189,8 +193,12 @@ impl Drop for DmaHold<'_> {
         if let Some(at) = table.in_use.iter().position(|range| *range == self.range) {
             table.in_use.swap_remove(at);
         }
+        // The notification is a system call, whoever waits.
+        let is_awaited = table.waiting > 0;
         drop(table);
-        self.memory.released.notify_all();
+        if is_awaited {
+            self.memory.released.notify_all();
+        }
     }
 }
 
