@@ -84,6 +84,8 @@ enum ResetState {
 pub(super) struct ModelStep {
     pub(super) descriptor: DescriptorRef,
     epoch: u64,
+    /// When it began.
+    begun: Instant,
 }
 
 impl IoatModelChannel {
@@ -187,7 +189,8 @@ impl IoatModelChannel {
             let seen = self.changes.load(Ordering::Acquire);
             if let Some(descriptor) = registers.next_descriptor() {
                 registers.is_busy = true;
-                return Some(ModelStep { descriptor, epoch: registers.epoch });
+                let (epoch, begun) = (registers.epoch, Instant::now());
+                return Some(ModelStep { descriptor, epoch, begun });
             }
             registers = self.wait(registers, seen);
         }
@@ -204,9 +207,10 @@ impl IoatModelChannel {
         (registers.epoch == step.epoch).then_some(registers)
     }
 
-    /// Delays a step; returns whether it is still wanted.
+    /// Delays a step to the end of its time, of which the model has used a part to read the
+    /// descriptor and find its memory; returns whether it is still wanted.
     pub(super) fn pause(&self, step: ModelStep, delay: Duration) -> bool {
-        let until = Instant::now() + delay;
+        let until = step.begun + delay;
         while self.is_polling && Instant::now() < until {
             std::hint::spin_loop();
         }
