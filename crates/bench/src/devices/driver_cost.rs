@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use memferry::engine::contract::DescriptorLeases;
-use memferry::engine::ioat::IoatEngine;
+use memferry::engine::ioat::{IoatEngine, registers};
 use memferry::engine::testing::ioat_model::IoatModel;
 use memferry::engine::{Channel, ChannelOptions, Descriptor, Engine, Opcode};
 use memferry_memory::pin_cache::{InvalidationMode, PinCache, PinCacheLimits};
 use memferry_memory::pinning::Access;
 use memferry_sys::Pages;
+use memferry_sys::device::DmaDevice;
 
 use super::memory::EngineFixture;
 use super::syscalls::SyscallCounter;
@@ -110,7 +111,7 @@ fn system_calls(outcome: &mut Outcome, rounds: usize) -> anyhow::Result<()> {
 fn submits(outcome: &mut Outcome, rounds: usize) -> anyhow::Result<()> {
     const TIMEOUT: Duration = Duration::from_secs(30);
     let model = IoatModel::builder().contiguous(true).service(LONG_SERVICE).build();
-    let engine = IoatEngine::over_model(model)?;
+    let engine = IoatEngine::over_model(model.clone())?;
     let (source, target) = (Pages::new(BATCH * COPY_BYTES)?, Pages::new(BATCH * COPY_BYTES)?);
     let leases = pin(&engine, &source, &target)?;
     // Dropped before the memory: the drop waits for everything in flight.
@@ -123,7 +124,7 @@ fn submits(outcome: &mut Outcome, rounds: usize) -> anyhow::Result<()> {
         let copy = unsafe { Descriptor::new(Opcode::Copy, from, to, COPY_BYTES as u64) };
         copy.pinned_by(leases.clone())
     };
-    let (mut single, mut batched) = (Vec::new(), Vec::new());
+    let (mut single, mut batched, mut doorbell) = (Vec::new(), Vec::new(), Vec::new());
     let finish = |channel: &dyn Channel| {
         let submitted = channel.statistics().submitted;
         ensure!(channel.park(submitted, TIMEOUT), "the model does not end");
@@ -137,6 +138,7 @@ fn submits(outcome: &mut Outcome, rounds: usize) -> anyhow::Result<()> {
             ensure!(channel.submit_one(copy).is_ok(), "the channel is full");
         }
         single.push(start.elapsed().as_nanos() as f64 / BATCH as f64);
+        doorbell.push(doorbell_ns(&model));
         finish(&*channel)?;
         let mut prepared: Vec<_> = (0..BATCH).map(|number| Some(descriptor(number))).collect();
         let start = Instant::now();
@@ -146,10 +148,24 @@ fn submits(outcome: &mut Outcome, rounds: usize) -> anyhow::Result<()> {
         finish(&*channel)?;
     }
     outcome.rows.push(row("submit of one", "ns", &single));
+    outcome.rows.push(row("of it the model's register write", "ns", &doorbell));
     outcome.rows.push(row("submit in a batch of 64, each", "ns", &batched));
     outcome.summary.set("device_submit_ns", median(&single));
     outcome.summary.set("device_batch_submit_ns", median(&batched));
     Ok(())
+}
+
+/// The time of a doorbell of the model, which takes a lock and the time where a device takes a posted
+/// write.
+fn doorbell_ns(model: &IoatModel) -> f64 {
+    let at = registers::channel_base(0) + registers::DMACOUNT;
+    let count = model.read16(at);
+    let start = Instant::now();
+    for _ in 0..BATCH {
+        // SAFETY: nobody submits meanwhile, and the channel knows this count already.
+        unsafe { model.write16(at, count) };
+    }
+    start.elapsed().as_nanos() as f64 / BATCH as f64
 }
 
 fn pin(
