@@ -4,5 +4,6 @@
 
 mod calls;
 mod heap;
+mod layout;
 mod programs;
 mod support;

@@ -170,11 +170,11 @@ int main(void)
         fail("a constructor", 0, 0, sizeof early);
     memory = malloc(ROOM + 64);
     expected = malloc(ROOM + 64);
-    for (size_t bytes = 0; bytes <= 80; bytes++) {
+    for (size_t bytes = 0; bytes <= 140; bytes++) {
         for (size_t to = 0; to <= 70; to += 3)
-            check_move(to, 35, bytes, 200);
-        check_move(100, 7, bytes, 200);
-        check_fill(bytes % 9, bytes, 200);
+            check_move(to, 35, bytes, 320);
+        check_move(160, 7, bytes, 320);
+        check_fill(bytes % 9, bytes, 320);
         check_compare(bytes);
     }
     for (size_t bytes = 100; bytes <= 1 << 20; bytes = bytes * 3 + 17) {
