@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::Context as _;
+use memferry_bench::results::size;
 use serde_json::{Map, Value, json};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id};
@@ -39,7 +40,8 @@ impl Timeline {
 
     /// Writes what was collected, and returns how many events it has.
     pub(crate) fn write(&self, path: &Path) -> anyhow::Result<usize> {
-        let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        name_tracks(&mut events);
         let failed = || format!("the trace {} cannot be written", path.display());
         let mut file = BufWriter::new(std::fs::File::create(path).with_context(failed)?);
         serde_json::to_writer(
@@ -50,8 +52,8 @@ impl Timeline {
         Ok(events.len())
     }
 
-    fn push(&self, phase: &str, name: &str, id: Option<&Id>, fields: Map<String, Value>) {
-        let mut event = json!({
+    fn push(&self, phase: &str, name: &str, id: &Id, fields: Map<String, Value>) {
+        let event = json!({
             "ph": phase,
             "name": name,
             "cat": "memferry",
@@ -59,11 +61,10 @@ impl Timeline {
             "pid": std::process::id(),
             "tid": thread_number(),
             "args": fields,
+            // A string: a browser reads numbers as floating point, to which many of these are the same. Local: a
+            // lane of this process.
+            "id2": {"local": format!("{:#x}", id.into_u64())},
         });
-        if let Some(id) = id {
-            // A string: a browser reads numbers as floating point, to which many of these are the same.
-            event["id"] = format!("{:#x}", id.into_u64()).into();
-        }
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         // An end is never left out: its begin is there.
         if events.len() < MAX_EVENTS || phase == "e" {
@@ -72,8 +73,54 @@ impl Timeline {
     }
 }
 
-/// A span that was collected. Its id may be used again after its end.
-struct Begun;
+/// Names the process and its threads, as a browser shows them.
+fn name_tracks(events: &mut Vec<Value>) {
+    let process = std::process::id();
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let mut names = vec![("process_name", process, format!("memferry {}", words.join(" ")))];
+    let mut threads: Vec<u32> =
+        events.iter().filter_map(|event| event["tid"].as_u64()).map(|tid| tid as u32).collect();
+    threads.sort_unstable();
+    threads.dedup();
+    for thread in threads {
+        let path = format!("/proc/self/task/{thread}/comm");
+        // A thread that has ended has no name any more.
+        let name = std::fs::read_to_string(path).unwrap_or_default();
+        names.push(("thread_name", thread, name.trim().to_owned()));
+    }
+    let named = |(kind, tid, name): (&str, u32, String)| json!({"ph": "M", "name": kind, "pid": process, "tid": tid, "args": {"name": name}});
+    events.splice(0..0, names.into_iter().filter(|(_, _, name)| !name.is_empty()).map(named));
+}
+
+/// The name of a span, and of its lane: what it does, on which path, and how large it is. Browsers put spans of one
+/// name into one lane, so sizes are in classes.
+fn lane(span: &str, fields: &Map<String, Value>) -> String {
+    let text = |field: &str| fields.get(field).and_then(Value::as_str);
+    // Without the details of a path.
+    let word = |field: &str| {
+        text(field).and_then(|text| text.split_whitespace().next()).map(|word| spaced(word))
+    };
+    let mut name = word("operation").unwrap_or_else(|| span.to_owned());
+    if let Some(path) = word("path") {
+        name = format!("{name}, {path}");
+    }
+    match fields.get("bytes").and_then(Value::as_u64).and_then(u64::checked_ilog2) {
+        Some(class) => format!("{name}, from {}", size::format(1 << class)),
+        None => name,
+    }
+}
+
+/// `WorkSharing` as `work sharing`.
+fn spaced(word: &str) -> String {
+    let letters = word.chars().enumerate().flat_map(|(place, letter)| {
+        let space = (place > 0 && letter.is_uppercase()).then_some(' ');
+        space.into_iter().chain(letter.to_lowercase())
+    });
+    letters.collect()
+}
+
+/// A span that was collected, with its name. Its id may be used again after its end.
+struct Begun(String);
 /// A span whose end was collected.
 struct Ended;
 
@@ -84,8 +131,9 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Timeline {
         let Some(span) = context.span(id).filter(|_| !is_full()) else { return };
         let mut fields = Fields::default();
         attributes.record(&mut fields);
-        span.extensions_mut().insert(Begun);
-        self.push("b", attributes.metadata().name(), Some(id), fields.0);
+        let name = lane(attributes.metadata().name(), &fields.0);
+        self.push("b", &name, id, fields.0);
+        span.extensions_mut().insert(Begun(name));
     }
 
     /// The event `completed` is the end of a transfer: its span ends with its last handle.
@@ -95,20 +143,24 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Timeline {
         event.record(&mut fields);
         let is_end = fields.0.get("message").is_some_and(|message| message == "completed");
         let mut extensions = span.extensions_mut();
-        if extensions.get_mut::<Begun>().is_none() || extensions.get_mut::<Ended>().is_some() {
+        if extensions.get_mut::<Ended>().is_some() {
             return;
         }
+        let Some(Begun(name)) = extensions.get_mut::<Begun>() else { return };
+        if is_end {
+            fields.0.remove("message");
+        }
+        self.push(if is_end { "e" } else { "n" }, name, &span.id(), fields.0);
         if is_end {
             extensions.insert(Ended);
         }
-        self.push(if is_end { "e" } else { "n" }, span.name(), Some(&span.id()), fields.0);
     }
 
     fn on_close(&self, id: Id, context: Context<'_, S>) {
         let Some(span) = context.span(&id) else { return };
-        let mut extensions = span.extensions_mut();
-        if extensions.get_mut::<Begun>().is_some() && extensions.get_mut::<Ended>().is_none() {
-            self.push("e", span.name(), Some(&id), Map::new());
+        let extensions = span.extensions();
+        if let (Some(Begun(name)), None) = (extensions.get::<Begun>(), extensions.get::<Ended>()) {
+            self.push("e", name, &id, Map::new());
         }
     }
 }
@@ -156,15 +208,23 @@ mod tests {
         let trace: Value = serde_json::from_str(&text).unwrap();
         let events = trace["traceEvents"].as_array().unwrap();
         let of = |phase: &str| {
-            let is_it = |event: &&Value| event["ph"] == phase && event["name"] == "transfer";
+            let is_it = |event: &&Value| {
+                let name = event["name"].as_str().unwrap_or_default();
+                event["ph"] == phase && name.starts_with("copy, ")
+            };
             events.iter().filter(is_it).cloned().collect::<Vec<_>>()
         };
         let (begins, ends) = (of("b"), of("e"));
         let large = begins.iter().filter(|event| event["args"]["bytes"] == 1 << 20).count();
         assert_eq!(large, 3);
         assert_eq!(begins.len(), ends.len());
-        let is_text = |event: &Value| event["id"].as_str().is_some_and(|id| id.starts_with("0x"));
+        let is_text =
+            |event: &Value| event["id2"]["local"].as_str().is_some_and(|id| id.starts_with("0x"));
         assert!(begins.iter().chain(&ends).all(is_text), "{begins:?}");
+        let is_named = |event: &Value| event["name"].as_str().unwrap().ends_with(", from 1 MiB");
+        assert!(begins.iter().filter(|event| event["args"]["bytes"] == 1 << 20).all(is_named));
+        let names = |kind: &str| events.iter().filter(|event| event["name"] == kind).count();
+        assert!(names("process_name") == 1 && names("thread_name") >= 1);
         assert!(ends.iter().all(|end| end["ts"].as_f64() > begins[0]["ts"].as_f64()));
     }
 }
