@@ -10,7 +10,8 @@ use crate::contract::{
     ChannelOptions, Descriptor, DescriptorScope, ExecutionError, OpenError, Sequence,
 };
 use crate::runtime::ring::ClaimedRun;
-use crate::runtime::threaded::{ChannelShared, ThreadedChannel, WindowKernel};
+use crate::runtime::threaded::{ChannelShared, ThreadedChannel};
+use crate::runtime::window::WindowKernel;
 
 /// Opens a channel.
 pub(super) fn open(
@@ -73,8 +74,7 @@ impl CpuWorker {
             // A descriptor with a completion may take long too: its end runs wakers and drops
             // values.
             let is_long = bytes >= LONG_BYTES || descriptor.has_completion();
-            let descriptor = self.shared.in_window(descriptor, sequence);
-            let descriptor = self.shared.of_submitter(descriptor);
+            let descriptor = self.shared.for_worker(descriptor, sequence);
             if is_long {
                 self.shared.run_long(|| self.execute(descriptor, sequence, was_queued));
             } else {

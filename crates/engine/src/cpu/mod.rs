@@ -13,7 +13,7 @@ use crate::contract::{
     Capabilities, Channel, ChannelOptions, CopyDirection, CostLine, Engine, Kernel, MemoryKind,
     MemoryKindSet, OpcodeSet, OpenError, RegistrationMode,
 };
-use crate::runtime::threaded::WindowKernel;
+use crate::runtime::window::WindowKernel;
 
 /// The default capacity of a channel, in descriptors.
 const DEFAULT_CAPACITY: usize = 512;

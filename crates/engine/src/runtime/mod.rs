@@ -11,6 +11,8 @@ pub mod ring;
 mod support;
 #[cfg(not(loom))]
 pub(crate) mod threaded;
+#[cfg(not(loom))]
+pub(crate) mod window;
 
 #[cfg(not(loom))]
 pub(crate) use support::try_collect;

@@ -14,10 +14,11 @@ use memferry_sys::{affinity, probes};
 
 use super::park::{Parker, WaitQueue};
 use super::ring::{ClaimedRun, SubmissionRing};
+use super::window::WindowKernel;
 use crate::completion::{Completion, Waiters};
 use crate::contract::{
-    Channel, ChannelOptions, ChannelStatistics, Descriptor, ExecutionError, Kernel, OpenError,
-    Sequence, SubmitError, Submitted,
+    Channel, ChannelOptions, ChannelStatistics, Descriptor, ExecutionError, OpenError, Sequence,
+    SubmitError, Submitted,
 };
 use crate::runtime::{FailureLog, enter_engine_thread, is_engine_thread};
 
@@ -51,17 +52,6 @@ pub(crate) struct ChannelShared {
     window: Option<WindowKernel>,
     /// Other threads may execute descriptors: the worker thread claims those that it executes.
     has_helpers: bool,
-}
-
-/// How a processor copies a window: many small copies that are queued at once.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct WindowKernel {
-    pub(crate) kernel: Kernel,
-    /// The queued bytes from which the kernel is used.
-    pub(crate) bytes: u64,
-    /// The kernel of copies for which the worker fetches the source from the core of the submitter, or
-    /// from memory.
-    pub(crate) remote: Kernel,
 }
 
 #[derive(Debug, Default)]
@@ -283,34 +273,20 @@ impl ChannelShared {
 
     /// The descriptor with the kernel for the window that it is part of.
     #[inline]
-    pub(crate) fn in_window(&self, descriptor: Descriptor, sequence: Sequence) -> Descriptor {
+    fn in_window(&self, descriptor: Descriptor, sequence: Sequence) -> Descriptor {
         match self.window {
-            Some(window) if descriptor.is_any_threads() => {
-                let queued = window.bytes.div_ceil(descriptor.length().max(1));
-                match self.ring.is_followed_by(sequence, queued) {
-                    true => descriptor.kernel(window.kernel),
-                    false => descriptor,
-                }
-            }
-            _ => descriptor,
+            Some(window) => window.in_window(&self.ring, descriptor, sequence),
+            None => descriptor,
         }
     }
 
-    /// The descriptor with the kernel for a source that is in no cache of this core. Called by the worker
-    /// thread alone.
+    /// The descriptor with its kernel for the worker thread.
     #[inline]
-    pub(crate) fn of_submitter(&self, descriptor: Descriptor) -> Descriptor {
-        /// The minimum length in bytes of which the source is requested ahead.
-        const MIN_BYTES: u64 = 4 << 10;
+    pub(crate) fn for_worker(&self, descriptor: Descriptor, sequence: Sequence) -> Descriptor {
+        let descriptor = self.in_window(descriptor, sequence);
         match self.window {
-            Some(window)
-                if descriptor.length() >= MIN_BYTES
-                    && descriptor.is_any_threads()
-                    && descriptor.processor_kernel() == Kernel::Cached =>
-            {
-                descriptor.kernel(window.remote)
-            }
-            _ => descriptor,
+            Some(window) => window.of_submitter(descriptor),
+            None => descriptor,
         }
     }
 
