@@ -14,6 +14,8 @@ pub struct CpuInfo {
     pub movdir64b: bool,
     /// Submission of 64 bytes to the shared queue of a device.
     pub enqcmd: bool,
+    /// Waiting for a write to memory without an interrupt (UMWAIT, TPAUSE).
+    pub waitpkg: bool,
     /// 512-bit vectors.
     pub avx512: bool,
     /// 256-bit vectors.
@@ -33,6 +35,7 @@ pub fn info() -> &'static CpuInfo {
         model: model(),
         movdir64b: has_leaf_7_bit(28),
         enqcmd: has_leaf_7_bit(29),
+        waitpkg: has_leaf_7_bit(5),
         avx512: has_avx512(),
         avx2: has_avx2(),
         l1_bytes: cache_bytes(1).unwrap_or(32 << 10),

@@ -5,6 +5,9 @@
 
 use std::fmt::Debug;
 use std::io;
+use std::sync::Arc;
+
+use crate::EventFd;
 
 /// Error numbers of [`DmaDevice::map`].
 pub mod code {
@@ -100,6 +103,16 @@ pub trait DmaDevice: Send + Sync + Debug {
     /// like all others, so a model has more time, unless it is to fail by a timeout.
     fn patience(&self) -> u32 {
         1
+    }
+
+    /// Connects the first interrupt vectors of the device, `count` of them or as many as it has, each
+    /// with an eventfd that is signalled when the device raises it. What was connected before is not
+    /// any more. A device raises interrupts only as its registers and descriptors say.
+    ///
+    /// # Errors
+    /// The device has no such interrupts, or the kernel refuses them: the driver polls.
+    fn connect_interrupts(&self, _count: usize) -> io::Result<Vec<Arc<EventFd>>> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     /// Stops all activity of the device and resets it to its power-on state. Mappings remain.

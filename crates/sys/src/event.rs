@@ -2,8 +2,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::fault::{Call, call};
 
@@ -33,6 +34,17 @@ impl EventFd {
     pub fn signal(&self) {
         crate::fault::step();
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Sleeps until the descriptor is readable, for at most `timeout`; returns whether it is. Signals
+    /// stay counted.
+    pub fn wait(&self, timeout: Duration) -> bool {
+        let timeout = Timespec {
+            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        let mut descriptors = [PollFd::from_borrowed_fd(self.0.as_fd(), PollFlags::IN)];
+        call(Call::Poll, || poll(&mut descriptors, Some(&timeout))).is_ok_and(|ready| ready > 0)
     }
 
     /// Makes the descriptor unreadable; returns how often it was signalled.
@@ -69,5 +81,18 @@ mod tests {
         event.signal();
         assert_eq!(event.drain(), 2);
         assert_eq!(event.drain(), 0);
+    }
+
+    #[test]
+    fn a_wait_ends_with_a_signal_or_by_its_timeout() {
+        let event = EventFd::new().unwrap();
+        assert!(!event.wait(Duration::ZERO));
+        assert!(!event.wait(Duration::from_millis(1)));
+        std::thread::scope(|scope| {
+            scope.spawn(|| event.signal());
+            assert!(event.wait(Duration::from_secs(60)));
+        });
+        assert!(event.wait(Duration::ZERO), "a wait does not drain");
+        assert_eq!(event.drain(), 1);
     }
 }

@@ -43,6 +43,7 @@ pub mod thread;
 pub mod throttle;
 pub mod topology;
 pub mod user;
+pub mod user_wait;
 pub mod userfault;
 #[cfg(not(loom))]
 pub mod vfio;

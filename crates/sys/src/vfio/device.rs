@@ -1,6 +1,7 @@
 //! A device of the machine that this process controls through VFIO.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -9,11 +10,12 @@ use super::error::{VfioError, refused};
 use super::ioctl::{DeviceFd, GroupFd, VfioRegion};
 use super::pci::{PciBus, PciDevice, PciId};
 use super::registers::Registers;
-use crate::Pages;
+
 use crate::device::{DmaDevice, DmaDirection, Width};
 use crate::pages::page_bytes;
 use crate::portal::{self, Portal};
 use crate::residency;
+use crate::{EventFd, Pages};
 
 /// A device that is bound to `vfio-pci` and opened by this process until it is dropped.
 ///
@@ -236,6 +238,25 @@ impl DmaDevice for VfioDevice {
         true
     }
 
+    /// Connects MSI-X vectors. The kernel disconnects them when the device is closed, also that of a
+    /// killed process.
+    fn connect_interrupts(&self, count: usize) -> io::Result<Vec<Arc<EventFd>>> {
+        if !self.file.is_owner_process() {
+            return Err(io::Error::from_raw_os_error(libc::ENODEV));
+        }
+        let count = count.min(self.file.msix_vectors()?);
+        if count == 0 {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let events = (0..count).map(|_| EventFd::new().map(Arc::new));
+        let events = events.collect::<io::Result<Vec<_>>>()?;
+        let descriptors: Vec<_> = events.iter().map(|event| event.as_fd()).collect();
+        // Not all kernels change the number of vectors while some are connected.
+        let _ = self.file.disconnect_msix();
+        self.file.connect_msix(&descriptors)?;
+        Ok(events)
+    }
+
     /// Resets the device as far as the kernel can. Registers may keep their values (see
     /// [`VfioDevice::open`]), so the driver resets them too. `EOPNOTSUPP` if the kernel has no
     /// reset method. After an error, bus mastering stays disabled until the device is opened again.
@@ -290,7 +311,6 @@ fn map_registers(file: &DeviceFd, name: &str) -> Result<Registers, VfioError> {
 }
 
 fn map_region(file: &DeviceFd, region: VfioRegion, name: &str) -> Result<Registers, VfioError> {
-    use std::os::fd::AsFd;
     let none = || VfioError::NoRegisters { address: name.to_owned() };
     if !region.can_mmap || region.bytes == 0 {
         return Err(none());

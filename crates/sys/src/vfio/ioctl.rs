@@ -21,6 +21,8 @@ const GROUP_SET_CONTAINER: u8 = 4;
 const GROUP_GET_DEVICE: u8 = 6;
 const DEVICE_GET_INFO: u8 = 7;
 const DEVICE_GET_REGION: u8 = 8;
+const DEVICE_GET_IRQ_INFO: u8 = 9;
+const DEVICE_SET_IRQS: u8 = 10;
 const DEVICE_RESET: u8 = 11;
 const IOMMU_GET_INFO: u8 = 12;
 const IOMMU_MAP: u8 = 13;
@@ -178,6 +180,36 @@ impl DeviceFd {
         ioctl_value(self.0.as_fd(), DEVICE_RESET, 0).map(drop)
     }
 
+    /// The number of MSI-X vectors that the kernel can connect with eventfds; 0 if it cannot.
+    pub(super) fn msix_vectors(&self) -> io::Result<usize> {
+        let mut info = kernel::vfio_irq_info {
+            argsz: size_of::<kernel::vfio_irq_info>() as u32,
+            index: kernel::VFIO_PCI_MSIX_IRQ_INDEX,
+            ..Default::default()
+        };
+        ioctl_struct(self.0.as_fd(), DEVICE_GET_IRQ_INFO, &mut info)?;
+        let has_eventfd = info.flags & kernel::VFIO_IRQ_INFO_EVENTFD != 0;
+        Ok(if has_eventfd { info.count as usize } else { 0 })
+    }
+
+    /// Connects the first MSI-X vectors with eventfds, one for each.
+    pub(super) fn connect_msix(&self, events: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let flags = kernel::VFIO_IRQ_SET_DATA_EVENTFD | kernel::VFIO_IRQ_SET_ACTION_TRIGGER;
+        let descriptors = events.iter().map(|event| event.as_raw_fd() as u32);
+        self.set_irqs(irq_set(flags, events.len(), descriptors))
+    }
+
+    /// Disconnects all MSI-X vectors. Fails if none is connected.
+    pub(super) fn disconnect_msix(&self) -> io::Result<()> {
+        let flags = kernel::VFIO_IRQ_SET_DATA_NONE | kernel::VFIO_IRQ_SET_ACTION_TRIGGER;
+        self.set_irqs(irq_set(flags, 0, std::iter::empty()))
+    }
+
+    fn set_irqs(&self, mut words: Vec<u32>) -> io::Result<()> {
+        // SAFETY: the words are the structure and its array; its first field is their size.
+        unsafe { ioctl(self.0.as_fd(), DEVICE_SET_IRQS, words.as_mut_ptr() as usize) }.map(drop)
+    }
+
     pub(super) fn bar0(&self) -> io::Result<VfioRegion> {
         self.region(kernel::VFIO_PCI_BAR0_REGION_INDEX)
     }
@@ -250,6 +282,18 @@ unsafe fn ioctl(file: BorrowedFd<'_>, number: u8, argument: usize) -> io::Result
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
+/// The kernel's `vfio_irq_set` for the first `count` MSI-X vectors, with its array: five words, and
+/// one for each descriptor.
+fn irq_set(flags: u32, count: usize, descriptors: impl Iterator<Item = u32>) -> Vec<u32> {
+    const HEADER_WORDS: usize = size_of::<kernel::vfio_irq_set>() / size_of::<u32>();
+    const _: () = assert!(HEADER_WORDS == 5);
+    let index = kernel::VFIO_PCI_MSIX_IRQ_INDEX;
+    let mut words = vec![0, flags, index, 0, count as u32];
+    words.extend(descriptors);
+    words[0] = size_of_val(&words[..]) as u32;
+    words
+}
+
 /// Finds the usable IOVA ranges in the kernel's description of an IOMMU.
 fn parse_iova_ranges(info: &[u8]) -> Option<Vec<RangeInclusive<u64>>> {
     const FLAGS_AT: usize = 4;
@@ -319,6 +363,15 @@ mod tests {
     fn the_usable_addresses_are_found_behind_other_parts() {
         let ranges = parse_iova_ranges(&iommu_info()).unwrap();
         assert_eq!(ranges, [0..=0xFEDF_FFFF, 0xFEF0_0000..=0x7F_FFFF_FFFF]);
+    }
+
+    #[test]
+    fn vectors_are_connected_by_the_structure_of_the_kernel() {
+        let flags = kernel::VFIO_IRQ_SET_DATA_EVENTFD | kernel::VFIO_IRQ_SET_ACTION_TRIGGER;
+        let words = irq_set(flags, 2, [7, 9].into_iter());
+        // Size, flags, the index of MSI-X, the first vector, the number, and the descriptors.
+        assert_eq!(words, [28, 0x24, 2, 0, 2, 7, 9]);
+        assert_eq!(irq_set(0x21, 0, std::iter::empty()), [20, 0x21, 2, 0, 0]);
     }
 
     #[test]
