@@ -438,6 +438,7 @@ fn engine_summary(open: &ActiveEngine) -> EngineSummary {
         costs: DirectionCosts::measured(&*open.engine),
         registration_costs: open.engine.registration_costs(),
         channels: open.channels.len(),
+        tuning: open.engine.tuning(),
     }
 }
 

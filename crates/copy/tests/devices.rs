@@ -8,7 +8,9 @@ use std::sync::Arc;
 use memferry_copy::policy::PolicyKind;
 use memferry_copy::{Ferry, Notification, Options, PinLimits, Request, Segment};
 use memferry_engine::Engine;
-use memferry_engine::testing::ioat_model::{FaultSchedule, IoatFaults};
+use memferry_engine::ioat::IoatEngine;
+use memferry_engine::testing::interrupts::InterruptFaults;
+use memferry_engine::testing::ioat_model::{FaultSchedule, IoatFaults, IoatModel};
 use memferry_sys::Pages;
 use models::{card, ioat};
 
@@ -179,4 +181,43 @@ fn a_delivery_that_makes_no_sense_is_refused() {
     let refused =
         unsafe { ferry.ideliver_raw(&[inside, inside], memory.as_mut_ptr(), Options::new()) };
     assert!(refused.unwrap_err().to_string().contains("overlaps the target"));
+}
+
+#[test]
+fn waiters_of_long_copies_sleep_until_the_interrupt_of_the_device() {
+    let model = IoatModel::builder().contiguous(true).build();
+    let engine = Arc::new(IoatEngine::over_model(model.clone()).unwrap());
+    let ferry = ferry_over(engine, 1);
+    let (source, mut target) = (patterned(16 * MIB), Pages::new(16 * MIB).unwrap());
+    // A copy may end before its waiter sleeps.
+    while ferry.statistics().engine("ioat").wakes == 0 {
+        copy(&ferry, source.as_slice(), target.as_mut_slice(), Options::new());
+    }
+    assert!(model.interrupts() > 0);
+    assert_eq!(model.protocol_violations(), Vec::<String>::new());
+}
+
+#[test]
+fn waiters_end_whatever_happens_to_interrupts() {
+    let all = [
+        InterruptFaults { is_refused: true, ..InterruptFaults::default() },
+        InterruptFaults { lost: FaultSchedule::Always, ..InterruptFaults::default() },
+        InterruptFaults { lost: FaultSchedule::Every(2), ..InterruptFaults::default() },
+        InterruptFaults { is_early: true, ..InterruptFaults::default() },
+    ];
+    for faults in all {
+        let model = IoatModel::builder().contiguous(true).build();
+        model.set_interrupt_faults(faults);
+        let engine = Arc::new(IoatEngine::over_model(model.clone()).unwrap());
+        let ferry = ferry_over(engine, 1);
+        let (source, mut target) = (patterned(4 * MIB), Pages::new(4 * MIB).unwrap());
+        for _ in 0..8 {
+            target.as_mut_slice().fill(0);
+            copy(&ferry, source.as_slice(), target.as_mut_slice(), Options::new());
+        }
+        assert_eq!(
+            model.interrupts() > 0,
+            !faults.is_refused && faults.lost != FaultSchedule::Always
+        );
+    }
 }

@@ -26,8 +26,8 @@ pub mod testing;
 pub use completion::{Completion, TransferOutput};
 pub use contract::{
     Capabilities, Channel, ChannelOptions, ChannelStatistics, CostLine, Descriptor, DeviceBuffer,
-    Engine, ExecutionError, Kernel, MemoryKind, Opcode, OpenError, Sequence, SubmitError,
-    Submitted,
+    Engine, ExecutionError, InterruptSleep, Kernel, MemoryKind, Opcode, OpenError, Sequence,
+    SubmitError, Submitted,
 };
 
 /// The factories of all engines whose devices a program can select.

@@ -57,6 +57,7 @@ fn copy_plans(profile: &CpuProfile) {
         costs: DirectionCosts::measured(&cpu),
         registration_costs: None,
         channels: 3,
+        tuning: Vec::new(),
     };
     let facts =
         copies::CopyPlanContext { profile: profile.clone(), engines: vec![engine], spread: 4 };

@@ -4,6 +4,7 @@
 
 #![cfg(target_os = "linux")]
 
+mod accelerators;
 mod attacker;
 mod calls;
 mod files;
@@ -25,13 +26,14 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 7] = [
     Target { name: "wire", run: wire::run },
     Target { name: "hello", run: hello::run },
     Target { name: "rings", run: rings::run },
     Target { name: "packets", run: packets::run },
     Target { name: "calls", run: calls::run },
     Target { name: "files", run: files::run },
+    Target { name: "accelerators", run: accelerators::run },
 ];
 
 /// The target of a name.

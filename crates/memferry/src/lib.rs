@@ -154,7 +154,7 @@ pub mod plan {
         CopyPlan, CopyPlanContext, CopyQuery, CopyReason, CopyStrategy, DirectionCosts,
         EngineSummary, plan,
     };
-    pub use memferry_engine::contract::{RegistrationCosts, ReuseHint};
+    pub use memferry_engine::contract::{RegistrationCosts, ReuseHint, TuningFact, TuningOrigin};
 }
 
 /// Policies that distribute transfers over the channels of an engine.
@@ -191,7 +191,8 @@ pub mod engine {
     pub use memferry_engine::*;
     pub use memferry_engine::{
         Capabilities, Channel, ChannelOptions, ChannelStatistics, CostLine, Descriptor, Engine,
-        ExecutionError, Kernel, MemoryKind, Opcode, OpenError, Sequence, SubmitError, Submitted,
+        ExecutionError, InterruptSleep, Kernel, MemoryKind, Opcode, OpenError, Sequence,
+        SubmitError, Submitted,
     };
 
     /// The processor engine.

@@ -9,7 +9,7 @@ use memferry::{CacheHint, CudaEngine, EngineSelection, Ferry};
 use memferry_bench::results::size;
 use serde::Serialize;
 
-use super::devices::{EngineVerdict, RequestedDevices};
+use super::devices::{EngineTuning, EngineVerdict, RequestedDevices};
 use super::gpu::GpuExplanation;
 use crate::show::{self, Paint};
 
@@ -24,6 +24,8 @@ struct Explanation {
     asynchronous: Choice,
     /// All engines, for the blocking copy.
     engines: Vec<EngineVerdict>,
+    /// The values by which engines are tuned, with their reasons.
+    tuning: Vec<EngineTuning>,
     measured: Vec<MeasuredValue>,
     /// The limits that are the same on every machine.
     fixed: Vec<MeasuredValue>,
@@ -97,6 +99,7 @@ fn explain(
     let engines = plan.map(|plan| devices.verdicts(facts, &blocking, &plan)).unwrap_or_default();
     Ok(Explanation {
         engines,
+        tuning: EngineTuning::of(facts),
         bytes: question.bytes,
         temperature: match question.cache_hint {
             CacheHint::Unknown => "unknown",
@@ -281,6 +284,10 @@ fn render(explanation: &Explanation, origin: &str, paint: Paint) -> String {
     text += &format!("\n  {}\n", paint.bold("engines, for the blocking copy"));
     for EngineVerdict { engine, verdict, .. } in &explanation.engines {
         text += &format!("    {engine:<9} {verdict}\n");
+    }
+    for tuning in &explanation.tuning {
+        let title = format!("what engine {} goes by", tuning.engine);
+        text += &format!("\n  {}\n{}", paint.bold(&title), tuning.lines());
     }
     text += &format!("\n  {} ({origin})\n", paint.bold("what the planner goes by"));
     let lines = |facts: &[MeasuredValue], width: usize| -> String {

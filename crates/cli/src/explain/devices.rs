@@ -1,7 +1,9 @@
 //! The engines that a copy could take, and why each is or is not used: the part of `memferry explain`
 //! about devices.
 
-use memferry::plan::{self, CopyPlan, CopyPlanContext, CopyQuery, CopyStrategy, EngineSummary};
+use memferry::plan::{
+    self, CopyPlan, CopyPlanContext, CopyQuery, CopyStrategy, EngineSummary, TuningFact,
+};
 use memferry::{EngineSelection, FerryBuilder};
 use serde::Serialize;
 
@@ -20,6 +22,52 @@ pub(super) struct EngineVerdict {
     /// Whether this copy takes it.
     pub(super) is_chosen: bool,
     pub(super) verdict: String,
+}
+
+/// The values by which an engine is tuned.
+#[derive(Debug, Serialize)]
+pub(super) struct EngineTuning {
+    pub(super) engine: String,
+    pub(super) facts: Vec<EngineFact>,
+}
+
+/// One of these values.
+#[derive(Debug, Serialize)]
+pub(super) struct EngineFact {
+    name: &'static str,
+    value: f64,
+    text: String,
+    /// `measured`, `literature` or `reported`.
+    origin: &'static str,
+    reason: &'static str,
+}
+
+impl EngineTuning {
+    /// The values of all engines that have some.
+    pub(super) fn of(facts: &CopyPlanContext) -> Vec<Self> {
+        let tuned = facts.engines.iter().filter(|engine| !engine.tuning.is_empty());
+        let fact = |fact: &TuningFact| EngineFact {
+            name: fact.name,
+            value: fact.value,
+            text: fact.text.clone(),
+            origin: fact.origin.name(),
+            reason: fact.reason,
+        };
+        let tuning = |engine: &EngineSummary| Self {
+            engine: engine.name.clone(),
+            facts: engine.tuning.iter().map(fact).collect(),
+        };
+        tuned.map(tuning).collect()
+    }
+
+    /// The lines for people.
+    pub(super) fn lines(&self) -> String {
+        let line = |fact: &EngineFact| {
+            let EngineFact { name, text, origin, reason, .. } = fact;
+            format!("    {name:<21} {text:>9}  {origin}: {reason}\n")
+        };
+        self.facts.iter().map(line).collect()
+    }
 }
 
 impl RequestedDevices {
@@ -117,7 +165,9 @@ mod tests {
 
     use memferry::Ferry;
     use memferry::engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
+    use memferry::engine::dsa::DsaEngine;
     use memferry::engine::ioat::IoatEngine;
+    use memferry::engine::testing::dsa_model::DsaModel;
     use memferry::engine::testing::ioat_model::IoatModel;
 
     use super::*;
@@ -133,6 +183,25 @@ mod tests {
         let question = CopyQuery::copy(bytes, true);
         let plan = ferry.explain(&question).unwrap();
         requested.verdicts(ferry.plan_context(), &question, &plan)
+    }
+
+    #[test]
+    fn a_dsa_engine_explains_what_it_goes_by_and_where_that_is_from() {
+        let engine = Arc::new(DsaEngine::over_model(DsaModel::new()).unwrap());
+        let ferry = Ferry::builder().profile(ProfileSource::BuiltIn).engine(engine, 1);
+        let ferry = ferry.build().unwrap();
+        let tuning = EngineTuning::of(ferry.plan_context());
+        assert_eq!(tuning.len(), 1);
+        let text = tuning[0].lines();
+        for name in ["descriptor_ns", "max_batch", "aligned_from_bytes", "queues"] {
+            assert!(text.contains(name), "{text}");
+        }
+        for name in ["populated_bytes", "cache_control", "interrupt_bytes"] {
+            assert!(text.contains(name), "{text}");
+        }
+        // A model is not measured.
+        assert!(text.contains("1150 ns  literature: "), "{text}");
+        assert!(text.contains("2 KiB  literature: "), "{text}");
     }
 
     #[test]

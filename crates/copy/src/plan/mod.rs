@@ -7,7 +7,9 @@ mod limits;
 mod reason;
 mod registration;
 
-use memferry_engine::contract::{CopyDirection, RegistrationCosts, RegistrationMode, ReuseHint};
+use memferry_engine::contract::{
+    CopyDirection, RegistrationCosts, RegistrationMode, ReuseHint, TuningFact,
+};
 use memferry_engine::cpu::CpuProfile;
 use memferry_engine::{Capabilities, CostLine, Engine, Kernel, MemoryKind, Opcode};
 
@@ -54,6 +56,8 @@ pub struct EngineSummary {
     pub registration_costs: Option<RegistrationCosts>,
     /// The number of open channels.
     pub channels: usize,
+    /// The values by which the engine is tuned, with their reasons.
+    pub tuning: Vec<TuningFact>,
 }
 
 impl EngineSummary {

@@ -25,6 +25,7 @@ fn engine(name: &str, claims_chunks: bool, startup_ns: f64, gb_per_s: f64) -> En
         costs: DirectionCosts::uniform(CostLine::from_bandwidth(startup_ns, gb_per_s)),
         registration_costs: None,
         channels: 3,
+        tuning: Vec::new(),
     }
 }
 

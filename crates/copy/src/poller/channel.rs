@@ -3,15 +3,17 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use memferry_engine::runtime::as_engine_thread;
 use memferry_engine::{
-    Channel, ChannelStatistics, CostLine, Descriptor, ExecutionError, Sequence, SubmitError,
-    Submitted,
+    Channel, ChannelStatistics, CostLine, Descriptor, ExecutionError, InterruptSleep, Sequence,
+    SubmitError, Submitted,
 };
 use memferry_sys::fork::OwnerProcess;
 use memferry_sys::sync::atomic::{AtomicU64, Ordering};
-use memferry_sys::sync::store_max;
+use memferry_sys::sync::{spin_hint, store_max};
+use memferry_sys::user_wait::UserWait;
 
 use super::PollDoorbell;
 use super::guarded::GuardedChannel;
@@ -220,6 +222,27 @@ unsafe impl Channel for ThreadPolledChannel {
     fn poll_briefly(&self) -> bool {
         self.count_poll();
         self.poll_by(|inner| inner.poll_briefly())
+    }
+
+    #[inline]
+    fn pause(&self) {
+        match UserWait::of_processor() {
+            UserWait::Pause => spin_hint(),
+            wait => self.call(|inner| inner.pause()).unwrap_or_else(|| wait.pause()),
+        }
+    }
+
+    fn sleep_until_interrupt(
+        &self,
+        timeout: Duration,
+        is_done: &dyn Fn() -> bool,
+    ) -> InterruptSleep {
+        let mut slept = InterruptSleep::Unavailable;
+        self.poll_by(|inner| {
+            slept = inner.sleep_until_interrupt(timeout, is_done);
+            slept == InterruptSleep::Woken
+        });
+        slept
     }
 
     fn has_poll_thread(&self) -> bool {

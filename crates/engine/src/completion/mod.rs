@@ -18,7 +18,7 @@ mod help;
 mod listeners;
 mod notify;
 mod output;
-mod polling;
+pub(crate) mod polling;
 mod segments;
 mod spread;
 mod waiters;

@@ -1,24 +1,25 @@
 //! Transfers that a channel without a thread executes: whoever waits for one polls that channel.
 //!
 //! A device needs a few microseconds for a short copy, less than a sleeping thread needs to wake up. So
-//! a waiter polls while the rest is short. If it is long, the waiter sleeps for most of the estimated
-//! time first, and if the device is slower than its estimate, for longer and longer times between two
-//! polls. Whoever polls finishes the transfers of all waiters, and wakes those that sleep.
+//! a waiter polls while the rest is short. If it is long, the waiter sleeps until the interrupt of the
+//! device; without one it sleeps for most of the estimated time. If the device is slower than its
+//! estimate, it sleeps for longer and longer times between two polls. Whoever polls finishes the transfers of all waiters, and wakes those that sleep.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use memferry_sys::sync::atomic::Ordering;
-use memferry_sys::sync::spin_hint;
 
 use super::{Completion, LISTENER, SLEEPER};
-use crate::contract::Channel;
+use crate::contract::{Channel, InterruptSleep};
 
 /// A waiter polls through an estimate of this time, and sleeps through a longer one.
-const MAX_POLLED_NS: u64 = 50_000;
+pub(crate) const MAX_POLLED_NS: u64 = 50_000;
 /// The first and the longest sleep of a waiter whose device is late.
 const FIRST_SLEEP: Duration = Duration::from_micros(20);
 const MAX_SLEEP: Duration = Duration::from_millis(1);
+/// The longest wait for interrupts without a poll by a timeout.
+const MAX_INTERRUPT_WAIT: Duration = Duration::from_millis(100);
 
 #[inline]
 fn poll(channel: &dyn Channel, is_brief: bool) -> bool {
@@ -79,8 +80,11 @@ impl Completion {
         spin_ns: u64,
         deadline: Option<Instant>,
     ) -> bool {
+        // Whoever waits with a deadline cannot wait for the recovery of a device.
+        let is_brief = deadline.is_some() && channel.has_poll_thread();
         let estimate_ns = channel.estimate_ns();
-        if estimate_ns > MAX_POLLED_NS.max(spin_ns) {
+        let is_long = estimate_ns > MAX_POLLED_NS.max(spin_ns);
+        if is_long && !self.sleep_by_interrupts(channel, is_brief, estimate_ns, deadline) {
             // The rest is polled for: a sleep ends late.
             let early = Duration::from_nanos(estimate_ns - estimate_ns / 4);
             if self.sleep_before(early.min(MAX_SLEEP), deadline) {
@@ -91,8 +95,6 @@ impl Completion {
         let polled =
             Duration::from_nanos((2 * estimate_ns.min(MAX_POLLED_NS)).saturating_add(spin_ns));
         let mut pause = FIRST_SLEEP;
-        // Whoever waits with a deadline cannot wait for the recovery of a device.
-        let is_brief = deadline.is_some() && channel.has_poll_thread();
         loop {
             if self.poll_some(channel, is_brief) {
                 return true;
@@ -110,6 +112,34 @@ impl Completion {
         }
     }
 
+    /// Sleeps until interrupts of the device, as long as the rest is long: twice the estimate at most, in
+    /// case that one is lost. Returns whether the device has interrupts.
+    fn sleep_by_interrupts(
+        &self,
+        channel: &dyn Channel,
+        is_brief: bool,
+        estimate_ns: u64,
+        deadline: Option<Instant>,
+    ) -> bool {
+        let limit = Duration::from_nanos(estimate_ns.saturating_mul(2)).min(MAX_INTERRUPT_WAIT);
+        let end = Instant::now() + limit;
+        let end = deadline.map_or(end, |deadline| deadline.min(end));
+        let mut has_interrupts = false;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || has_interrupts && channel.estimate_ns() <= MAX_POLLED_NS {
+                return has_interrupts;
+            }
+            match channel.sleep_until_interrupt(left, &|| self.is_done()) {
+                InterruptSleep::Unavailable => return has_interrupts,
+                InterruptSleep::TimedOut => return true,
+                // It may be early, or that of another transfer.
+                InterruptSleep::Woken if self.poll_some(channel, is_brief) => return true,
+                InterruptSleep::Woken => has_interrupts = true,
+            }
+        }
+    }
+
     /// Polls the channel a few times; returns whether the transfer is complete.
     fn poll_some(&self, channel: &dyn Channel, is_brief: bool) -> bool {
         const POLLS_PER_CLOCK: u32 = 32;
@@ -119,7 +149,7 @@ impl Completion {
                 return true;
             }
             if !has_moved {
-                spin_hint();
+                channel.pause();
             }
         }
         false

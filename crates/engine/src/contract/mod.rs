@@ -15,6 +15,7 @@ mod error;
 pub(crate) mod factory;
 mod leases;
 mod opcode;
+mod tuning;
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -38,6 +39,7 @@ pub use memferry_memory::pin_cache::PinCacheLimits;
 #[cfg(not(loom))]
 pub use memferry_memory::registration::{RegistrationCache, ReuseHint};
 pub use opcode::{Kernel, Opcode};
+pub use tuning::{TuningFact, TuningOrigin};
 
 /// The number of a descriptor in its channel. The first descriptor has 1; 0 means none yet.
 ///
@@ -71,6 +73,11 @@ pub trait Engine: Any + Send + Sync + Debug {
 
     /// The measured cost of a transfer in one direction: start-up time plus time per byte.
     fn cost(&self, direction: CopyDirection) -> CostLine;
+
+    /// The values by which the engine is tuned, with their reasons.
+    fn tuning(&self) -> Vec<TuningFact> {
+        Vec::new()
+    }
 
     /// The pinner for this engine's memory. An engine with [`RegistrationMode::BySubmitter`]
     /// returns one, every other engine `None`. The submitter pins memory with it and attaches the
@@ -230,6 +237,23 @@ pub unsafe trait Channel: Send + Sync + Debug {
         self.poll()
     }
 
+    /// Waits for a moment between two polls that found nothing.
+    #[inline]
+    fn pause(&self) {
+        spin_hint();
+    }
+
+    /// Sleeps until the device of the channel raises an interrupt, or another thread has finished
+    /// something, for at most `timeout`. The channel is polled first, and the thread does not sleep if
+    /// `is_done` then. An interrupt is a hint: the caller polls after it.
+    fn sleep_until_interrupt(
+        &self,
+        _timeout: Duration,
+        _is_done: &dyn Fn() -> bool,
+    ) -> InterruptSleep {
+        InterruptSleep::Unavailable
+    }
+
     /// Whether a thread polls the channel while anything is in flight, whoever else does.
     fn has_poll_thread(&self) -> bool {
         false
@@ -290,6 +314,30 @@ pub unsafe trait Channel: Send + Sync + Debug {
 
     /// The counters of the channel.
     fn statistics(&self) -> ChannelStatistics;
+}
+
+/// The end of a sleep until an interrupt.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use memferry::engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
+/// use memferry::engine::{ChannelOptions, Engine, InterruptSleep};
+///
+/// let engine = CpuEngine::new(CpuProfile::load(&ProfileSource::BuiltIn)?);
+/// let channel = engine.open_channel(&ChannelOptions::default())?;
+/// let slept = channel.sleep_until_interrupt(Duration::from_secs(1), &|| false);
+/// assert_eq!(slept, InterruptSleep::Unavailable); // a processor raises none
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InterruptSleep {
+    /// The channel has no interrupt, or another thread sleeps until it: the caller did not sleep.
+    Unavailable,
+    /// The timeout expired.
+    TimedOut,
+    /// The interrupt came, or something was finished meanwhile.
+    Woken,
 }
 
 /// The result of a submit: `count` descriptors, numbered from `first`.
@@ -367,9 +415,11 @@ pub struct ChannelStatistics {
     pub failed: u64,
     /// Bytes copied, filled or compared.
     pub bytes: u64,
-    /// The number of times the channel went to sleep.
+    /// The number of times the channel went to sleep; of a device, that a waiter slept until its
+    /// interrupt.
     pub sleeps: u64,
-    /// The number of times a submit woke the sleeping channel.
+    /// The number of times a submit woke the sleeping channel; of a device, that the interrupt woke a
+    /// waiter.
     pub wakes: u64,
     /// The number of submits that a full channel did not accept completely.
     pub full: u64,

@@ -225,6 +225,21 @@ impl DsaDescriptor {
         self.with_flags(flag::RECORD_ADDRESS_VALID | flag::REQUEST_RECORD)
     }
 
+    /// Raises the interrupt with this handle at the end.
+    #[must_use]
+    pub const fn with_interrupt(mut self, handle: u16) -> Self {
+        self.words[4] |= (handle as u64) << 32;
+        self.with_flags(flag::REQUEST_INTERRUPT)
+    }
+
+    /// The handle of the interrupt that it raises, if it does.
+    pub const fn interrupt(&self) -> Option<u16> {
+        match self.flags() & flag::REQUEST_INTERRUPT {
+            0 => None,
+            _ => Some((self.words[4] >> 32) as u16),
+        }
+    }
+
     /// The flags.
     pub const fn flags(&self) -> u32 {
         (self.words[0] >> 32) as u32 & FLAG_BITS
@@ -268,7 +283,10 @@ impl DsaDescriptor {
     /// Whether the fields that its operation does not use are zero, as the device demands.
     pub const fn has_clean_reserved_fields(&self) -> bool {
         let Some(operation) = self.operation() else { return false };
-        let clean = Self::new(operation, self.size());
+        let mut clean = Self::new(operation, self.size());
+        if let Some(handle) = self.interrupt() {
+            clean = clean.with_interrupt(handle);
+        }
         // The first word is decoded, the second is the record's address.
         let mut index = 2;
         while index < 8 {

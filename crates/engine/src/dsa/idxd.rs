@@ -22,7 +22,7 @@ const MAX_BYTES: u64 = 2 << 20;
 /// The maximum length of a batch.
 const MAX_BATCH: u32 = 64;
 /// The maximum number of bytes that are made resident after a page fault.
-const MAX_TOUCH_BYTES: usize = 256 << 10;
+pub(super) const MAX_TOUCH_BYTES: usize = 256 << 10;
 /// The opcodes of every device, for kernels that do not print them.
 const BASIC_OPCODES: u64 = 1 << opcode::NOOP
     | 1 << opcode::BATCH

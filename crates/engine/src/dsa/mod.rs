@@ -18,6 +18,7 @@ pub mod record;
 pub mod registers;
 mod slot;
 mod translate;
+mod tuning;
 mod work_queue;
 
 use std::io;
@@ -36,12 +37,15 @@ pub(crate) use self::factory::FACTORY;
 pub use self::idxd::IdxdQueueChoice;
 use self::pci_device::DsaPciDevice;
 use self::queue::DsaQueue;
+use self::tuning::{DsaProperties, DsaTuning};
 use self::work_queue::{QueueLimits, WorkQueue};
 use crate::contract::{
     Capabilities, Channel, ChannelOptions, CopyDirection, CostLine, Engine, MemoryKind,
-    MemoryKindSet, Opcode, OpcodeSet, OpenError, Pinner, RegistrationMode,
+    MemoryKindSet, Opcode, OpcodeSet, OpenError, Pinner, RegistrationMode, TuningFact,
 };
-use crate::pci::{ACCESS_REVOKED, ChannelSlots, DeviceChannel, measure, open_error, open_vfio};
+use crate::pci::{
+    ACCESS_REVOKED, ChannelInterrupt, ChannelSlots, DeviceChannel, measure, open_error, open_vfio,
+};
 
 const NAME: &str = "dsa";
 /// The default capacity of a channel, in descriptors.
@@ -71,7 +75,9 @@ pub struct DsaEngine {
     queues: QueueSource,
     slots: ChannelSlots,
     capabilities: Capabilities,
-    cost: CostLine,
+    tuning: DsaTuning,
+    /// The limits that all queues have in common.
+    limits: QueueLimits,
     counters: Arc<DsaAtomicCounters>,
 }
 
@@ -127,7 +133,7 @@ impl DsaEngine {
             registration: RegistrationMode::BySubmitter,
             ..capabilities(&limits)
         };
-        Ok(Self::new(QueueSource::Devices { queues, pages }, capabilities))
+        Ok(Self::new(QueueSource::Devices { queues, pages }, capabilities, limits))
     }
 
     /// Creates the engine over queues of the kernel's driver, of which at least one is needed.
@@ -142,10 +148,10 @@ impl DsaEngine {
         let limits = queues.iter().map(IdxdQueueChoice::limits);
         let limits = limits.reduce(|a, b| common_limits(Some(a), b));
         let limits = limits.ok_or(io::ErrorKind::NotFound)?;
-        Ok(Self::new(QueueSource::Files { files, queues }, capabilities(&limits)))
+        Ok(Self::new(QueueSource::Files { files, queues }, capabilities(&limits), limits))
     }
 
-    fn new(queues: QueueSource, capabilities: Capabilities) -> Self {
+    fn new(queues: QueueSource, capabilities: Capabilities, limits: QueueLimits) -> Self {
         let count = match &queues {
             QueueSource::Devices { queues, .. } => queues.len(),
             QueueSource::Files { queues, .. } => queues.len(),
@@ -154,8 +160,9 @@ impl DsaEngine {
             queues,
             slots: ChannelSlots::new(count),
             capabilities,
-            // A typical value, until the device is measured.
-            cost: CostLine::from_bandwidth(1150.0, 28.0),
+            // Until the device is measured.
+            tuning: DsaTuning::published(),
+            limits,
             counters: Arc::default(),
         }
     }
@@ -175,9 +182,9 @@ impl DsaEngine {
     }
 
     fn measured(self) -> Self {
-        let cost = measure(&self).unwrap_or(self.cost);
+        let tuning = measure(&self).map_or(self.tuning, DsaTuning::measured);
         // The measurement is no work of a user.
-        Self { cost, counters: Arc::default(), ..self }
+        Self { tuning, counters: Arc::default(), ..self }
     }
 
     /// The number of channels.
@@ -288,7 +295,23 @@ impl Engine for DsaEngine {
     }
 
     fn cost(&self, _direction: CopyDirection) -> CostLine {
-        self.cost
+        self.tuning.line
+    }
+
+    fn tuning(&self) -> Vec<TuningFact> {
+        let (populated_bytes, has_interrupts) = match &self.queues {
+            QueueSource::Devices { queues, .. } => {
+                (None, queues.iter().any(|(device, _)| device.has_interrupts()))
+            }
+            QueueSource::Files { .. } => (Some(idxd::MAX_TOUCH_BYTES), false),
+        };
+        self.tuning.facts(DsaProperties {
+            queues: self.channels(),
+            max_batch: self.limits.max_batch,
+            cache_control: self.limits.cache_control,
+            populated_bytes,
+            has_interrupts,
+        })
     }
 
     fn pinner(&self) -> Option<Arc<dyn Pinner>> {
@@ -304,12 +327,14 @@ impl Engine for DsaEngine {
         }
         let (queue, name) = self.open_queue()?;
         let capacity = options.capacity.unwrap_or(CAPACITY);
-        let queue = DsaQueue::new(queue, capacity, self.counters.clone());
+        let interrupt = queue.interrupt();
+        let interrupt = interrupt.map(|(_, event)| ChannelInterrupt::new(event, self.tuning.line));
+        let queue = DsaQueue::new(queue, capacity, &self.tuning, self.counters.clone());
         let queue = queue.map_err(|error| OpenError::System {
             engine: NAME.into(),
             reason: format!("{name}: {error}"),
         })?;
-        let channel = DeviceChannel::new(Box::new(queue), capacity);
+        let channel = DeviceChannel::new(Box::new(queue), capacity).with_interrupt(interrupt);
         Ok(Arc::new(channel.shown_as(NAME, options.label.as_deref())))
     }
 }

@@ -10,6 +10,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Try
 use std::time::Duration;
 
 use memferry_memory::dma_mappings::DmaMappings;
+use memferry_sys::EventFd;
 use memferry_sys::device::DmaDevice;
 use memferry_sys::portal::{self, PORTAL_STRIDE, Portal, PortalWords};
 
@@ -37,6 +38,8 @@ pub(super) struct DsaPciDevice {
     tables: DeviceTables,
     limits: QueueLimits,
     pages: Arc<DmaMappings>,
+    /// Vector 0 is the device's, the others are those of the queues; none if there are no interrupts.
+    interrupts: Vec<Arc<EventFd>>,
     state: RwLock<DsaPciState>,
 }
 
@@ -81,7 +84,9 @@ impl DsaPciDevice {
             enabled: vec![false; tables.queues].into_boxed_slice(),
             is_broken: false,
         };
-        let found = Self { device, portals, tables, limits, pages, state: RwLock::new(state) };
+        let interrupts = connect_interrupts(&*device, tables.queues);
+        let state = RwLock::new(state);
+        let found = Self { device, portals, tables, limits, pages, interrupts, state };
         // Stopped before any memory is mapped: the previous user may have left the device running,
         // on addresses that are allocated again.
         found.command(DsaCommand::ResetDevice).or_else(|_| found.device.reset())?;
@@ -97,6 +102,11 @@ impl DsaPciDevice {
     /// The limits of each queue.
     pub(super) fn limits(&self) -> QueueLimits {
         self.limits
+    }
+
+    /// Whether queues have interrupts.
+    pub(super) fn has_interrupts(&self) -> bool {
+        self.interrupts.len() > 1
     }
 
     /// The name for display.
@@ -349,6 +359,12 @@ unsafe impl WorkQueue for PciWorkQueue {
         None
     }
 
+    fn interrupt(&self) -> Option<(u16, Arc<EventFd>)> {
+        let vector = self.queue + 1;
+        let event = self.device.interrupts.get(vector)?;
+        Some((u16::try_from(vector).ok()?, event.clone()))
+    }
+
     fn patience(&self) -> u32 {
         self.device.device.patience()
     }
@@ -361,6 +377,19 @@ impl Drop for PciWorkQueue {
             self.device.stop_queue(&mut state, self.queue);
         }
     }
+}
+
+/// Connects the vector of the device and one for each queue. Where handles of interrupts have to be
+/// requested, as in a virtual machine, there are none.
+fn connect_interrupts(device: &dyn DmaDevice, queues: usize) -> Vec<Arc<EventFd>> {
+    let has_commands = device.read64(r::GENCAP) & r::GENCAP_COMMANDS != 0;
+    if has_commands && device.read32(r::CMDCAP) & r::CMDCAP_REQUEST_INTERRUPT != 0 {
+        return Vec::new();
+    }
+    device.connect_interrupts(queues + 1).unwrap_or_else(|error| {
+        tracing::debug!(device = device.name(), %error, "no interrupts: waiters sleep by estimate");
+        Vec::new()
+    })
 }
 
 fn read_capabilities(device: &dyn DmaDevice) -> io::Result<(DeviceTables, QueueLimits)> {

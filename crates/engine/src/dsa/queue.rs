@@ -13,12 +13,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use memferry_sys::user_wait::UserWait;
+
 use super::counters::DsaAtomicCounters;
 use super::descriptor::{DsaDescriptor, DsaOperation};
 use super::queue_memory::QueueMemory;
 use super::record::{CompletionRecord, INVALID_RECORD, RecordOutcome, status_reason};
 use super::slot::{Slot, SlotState};
 use super::translate;
+use super::tuning::DsaTuning;
 use super::work_queue::{FaultResolution, QueueLimits, QueueStop, WorkQueue};
 use crate::contract::{Descriptor, NotificationWrite};
 use crate::pci::{HardwareQueue, HwStatus, PostResult, poll_until};
@@ -56,6 +59,10 @@ pub(super) struct DsaQueue {
     /// Before the memory: its drop stops the device.
     port: Box<dyn WorkQueue>,
     limits: QueueLimits,
+    /// The length from which targets are aligned first.
+    aligned_from: u64,
+    /// The handle of the interrupt, if the queue has one.
+    interrupt: Option<u16>,
     memory: QueueMemory,
     slots: Box<[Slot]>,
     /// The number of the next descriptor to be written, of the next to be submitted, of the oldest
@@ -117,15 +124,19 @@ impl DsaQueue {
     pub(super) fn new(
         port: Box<dyn WorkQueue>,
         capacity: usize,
+        tuning: &DsaTuning,
         counters: Arc<DsaAtomicCounters>,
     ) -> io::Result<Self> {
         let limits = port.limits();
+        let interrupt = port.interrupt().map(|(handle, _)| handle);
         // A descriptor whose target is not aligned takes two slots.
         let size = (2 * capacity.clamp(1, MAX_RING / 2)).next_power_of_two();
         let memory = QueueMemory::new(&*port, size, limits.size)?;
         let mut queue = Self {
             port,
             limits,
+            aligned_from: tuning.aligned_from_bytes(),
+            interrupt,
             memory,
             slots: try_collect(size, |_| Slot::new(DsaOperation::Noop, 0, 0))?,
             head: 0,
@@ -357,7 +368,8 @@ unsafe impl HardwareQueue for DsaQueue {
         if self.is_broken {
             return PostResult::Completed(HwStatus::Failed(BROKEN));
         }
-        let (first, second) = match translate::slots(descriptor, &*self.port, &self.limits) {
+        let slots = translate::slots(descriptor, &*self.port, &self.limits, self.aligned_from);
+        let (first, second) = match slots {
             Ok(slots) => slots,
             Err(reason) => return PostResult::Completed(HwStatus::Failed(reason)),
         };
@@ -369,6 +381,11 @@ unsafe impl HardwareQueue for DsaQueue {
             self.put(second);
         }
         PostResult::Accepted
+    }
+
+    fn request_interrupt(&mut self) {
+        let last = self.index(self.head - 1);
+        self.slots[last].raises_interrupt = true;
     }
 
     fn ring_doorbell(&mut self) {
@@ -397,6 +414,17 @@ unsafe impl HardwareQueue for DsaQueue {
         } else {
             self.look_for_stop();
         }
+    }
+
+    fn pause(&mut self, wait: UserWait) {
+        match self.reported < self.published {
+            true => self.memory.wait_for_record(self.index(self.reported), wait),
+            false => wait.pause(),
+        }
+    }
+
+    fn needs_recovery(&self) -> bool {
+        self.stop.is_some()
     }
 
     fn recover(&mut self, ended: &mut Vec<HwStatus>) {

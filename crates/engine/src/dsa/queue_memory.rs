@@ -4,6 +4,7 @@
 use std::io;
 
 use memferry_sys::pages::page_bytes;
+use memferry_sys::user_wait::UserWait;
 
 use super::descriptor::{DESCRIPTOR_BYTES, DsaDescriptor};
 use super::record::{CompletionRecord, RECORD_BYTES};
@@ -41,6 +42,11 @@ impl QueueMemory {
     /// The completion record of a slot. Acquire: what the device wrote before it is visible.
     pub(super) fn record(&self, slot: usize) -> CompletionRecord {
         self.load_record(self.records.offset(slot))
+    }
+
+    /// Waits for a moment, or until the device writes the record of a slot, which is empty.
+    pub(super) fn wait_for_record(&self, slot: usize, wait: UserWait) {
+        self.memory.wait_for_change(wait, self.records.offset(slot), 0);
     }
 
     /// The device's address of a slot's record.

@@ -28,10 +28,18 @@ pub const GENSTS: usize = 0x90;
 pub const INTCAUSE: usize = 0x98;
 /// Commands. 32 bits.
 pub const CMD: usize = 0xA0;
+/// The supported commands, a bit for each, of devices with [`GENCAP_COMMANDS`]. 32 bits, read only.
+pub const CMDCAP: usize = 0xB0;
 /// The status of the last command. 32 bits, read only.
 pub const CMDSTS: usize = 0xA8;
 /// The last software error, in four words of 64 bits. Writing ones to the low bits clears it.
 pub const SWERR: usize = 0xC0;
+
+/// [`GENCAP`]: the device has the register [`CMDCAP`].
+pub const GENCAP_COMMANDS: u64 = 1 << 4;
+/// [`CMDCAP`]: the handle of an interrupt has to be requested; without the bit it is the number of
+/// the vector.
+pub const CMDCAP_REQUEST_INTERRUPT: u32 = 1 << 13;
 
 /// The unit of the offsets in [`OFFSETS`].
 pub const TABLE_UNIT: usize = 0x100;

@@ -32,6 +32,8 @@ pub(super) struct Slot {
     pub(super) state: SlotState,
     /// The slot is the first part of the descriptor in the next one, and is reported with it.
     pub(super) joins_next: bool,
+    /// Its end, or that of its batch, raises an interrupt.
+    pub(super) raises_interrupt: bool,
     /// Both parts are the whole: copies of one source to two targets.
     pub(super) is_parallel: bool,
 }
@@ -40,8 +42,18 @@ impl Slot {
     pub(super) const fn new(operation: DsaOperation, length: u32, flags: u32) -> Self {
         let (done_bytes, faults) = (0, 0);
         let state = SlotState::Ready;
-        let (joins_next, is_parallel) = (false, false);
-        Self { operation, length, done_bytes, faults, flags, state, joins_next, is_parallel }
+        let (joins_next, raises_interrupt, is_parallel) = (false, false, false);
+        Self {
+            operation,
+            length,
+            done_bytes,
+            faults,
+            flags,
+            state,
+            joins_next,
+            raises_interrupt,
+            is_parallel,
+        }
     }
 
     /// The descriptor for the device.

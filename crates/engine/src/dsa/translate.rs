@@ -8,16 +8,14 @@ use crate::contract::{Descriptor, Opcode};
 /// The line of the processor's caches: targets that begin in the middle of one are several times
 /// slower.
 const LINE_BYTES: u64 = 64;
-/// From this length on, the bytes before the first whole line are a descriptor of their own. A
-/// shorter copy would take longer by the second descriptor.
-const MIN_ALIGNED_BYTES: u64 = 2048;
 
-/// The slots of a descriptor: one, or two if its target is not aligned; or the reason why the
-/// device cannot execute it.
+/// The slots of a descriptor: one, or two if its target is not aligned and it has at least
+/// `aligned_from` bytes; or the reason why the device cannot execute it.
 pub(super) fn slots(
     descriptor: &Descriptor,
     port: &dyn WorkQueue,
     limits: &QueueLimits,
+    aligned_from: u64,
 ) -> Result<(Slot, Option<Slot>), &'static str> {
     if !descriptor.is_host_only() {
         return Err("the accelerator cannot access device memory");
@@ -53,7 +51,7 @@ pub(super) fn slots(
     };
     let head = target.next_multiple_of(LINE_BYTES) - target;
     match operation.after(head) {
-        Some(rest) if head > 0 && length >= MIN_ALIGNED_BYTES => {
+        Some(rest) if head > 0 && length >= aligned_from => {
             let first = Slot { joins_next: true, ..Slot::new(operation, head as u32, flags) };
             Ok((first, Some(Slot::new(rest, (length - head) as u32, flags))))
         }

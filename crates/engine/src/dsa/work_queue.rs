@@ -2,7 +2,9 @@
 
 use std::fmt::Debug;
 use std::io;
+use std::sync::Arc;
 
+use memferry_sys::EventFd;
 use memferry_sys::portal::PortalWords;
 
 use crate::contract::PinnedLocation;
@@ -106,6 +108,11 @@ pub(super) unsafe trait WorkQueue: Send + Debug {
     /// The first address of a range that the process cannot access, before the processor does what
     /// the device did not. `None` for memory that is pinned.
     fn find_bad_memory(&self, address: u64, is_write: bool, bytes: u64) -> Option<u64>;
+
+    /// The interrupt of the queue, and its handle in descriptors; `None` if it has none.
+    fn interrupt(&self) -> Option<(u16, Arc<EventFd>)> {
+        None
+    }
 
     /// The factor of all timeouts; see [`DmaDevice::patience`].
     ///

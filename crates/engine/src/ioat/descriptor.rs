@@ -102,6 +102,18 @@ impl IoatDescriptor {
         self
     }
 
+    /// Raises an interrupt at the end.
+    #[must_use]
+    pub const fn with_interrupt(mut self) -> Self {
+        self.control |= INTERRUPT;
+        self
+    }
+
+    /// Whether it raises an interrupt at the end.
+    pub const fn raises_interrupt(&self) -> bool {
+        self.control & INTERRUPT != 0
+    }
+
     /// Sets the address of the next descriptor.
     #[must_use]
     pub const fn with_next(mut self, next: u64) -> Self {

@@ -30,7 +30,8 @@ use crate::contract::{
     MemoryKind, MemoryKindSet, Opcode, OpcodeSet, OpenError, Pinner, RegistrationMode,
 };
 use crate::pci::{
-    ACCESS_REVOKED, ChannelSlots, DeviceChannel, PciFactory, measure, open_all, open_error,
+    ACCESS_REVOKED, ChannelInterrupt, ChannelSlots, DeviceChannel, PciFactory, measure, open_all,
+    open_error,
 };
 
 const NAME: &str = "ioat";
@@ -109,7 +110,7 @@ impl IoatEngine {
             let device = shared.hardware();
             // Stopped before any memory is mapped: the previous user may have left the device
             // running, on addresses that are allocated again.
-            queue::stop(&**device, r::channel_base(*number)).or_else(|_| device.reset())?;
+            device::stop(&**device, r::channel_base(*number)).or_else(|_| device.reset())?;
         }
         let pages = Arc::new(DmaMappings::new(first.clone()));
         let operations: &[_] = match supports_fill {
@@ -235,7 +236,9 @@ impl Engine for IoatEngine {
             engine: NAME.into(),
             reason: format!("channel {number} of device {name}: {error}"),
         })?;
-        let channel = DeviceChannel::new(Box::new(queue), capacity);
+        let event = device.interrupt(*number).cloned();
+        let interrupt = event.map(|event| ChannelInterrupt::new(event, self.cost));
+        let channel = DeviceChannel::new(Box::new(queue), capacity).with_interrupt(interrupt);
         Ok(Arc::new(channel.shown_as(NAME, options.label.as_deref())))
     }
 }

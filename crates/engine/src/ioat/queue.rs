@@ -11,7 +11,7 @@ use memferry_sys::pages::page_bytes;
 
 use super::config::IoatQueueConfig;
 use super::descriptor::{DESCRIPTOR_BYTES, IoatDescriptor as Hard};
-use super::device::IoatDevice;
+use super::device::{COMMAND_TIMEOUT, IoatDevice, stop};
 use super::registers::{self as r, ChannelState};
 use crate::contract::{Descriptor, NotificationWrite, Opcode, PinnedLocation};
 use crate::pci::{
@@ -20,8 +20,6 @@ use crate::pci::{
 
 /// The maximum size of the ring: the count of descriptors has 16 bits.
 const MAX_RING: usize = 1 << 15;
-/// The maximum time of a command.
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time without a finished descriptor after which a channel counts as stalled. A descriptor
 /// takes microseconds.
 const STALL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -43,6 +41,8 @@ pub(super) struct IoatQueue {
     /// The number of the channel on its device, and the offset of its registers.
     channel: usize,
     registers: usize,
+    /// Whether the channel has an interrupt.
+    has_interrupt: bool,
     memory: CoherentMemory,
     ring: DmaArray,
     /// The number of slots of the ring, a power of two. One is always free.
@@ -98,6 +98,7 @@ impl IoatQueue {
         let device = shared.hardware().clone();
         let memory = CoherentMemory::new(device.clone(), ring_bytes + page_bytes())?;
         let mut queue = Self {
+            has_interrupt: shared.interrupt(channel).is_some(),
             shared,
             device,
             channel,
@@ -148,7 +149,6 @@ impl IoatQueue {
         self.clear_word();
         let (device, at) = (&*self.device, self.registers);
         (self.first, self.published) = (self.tail, self.tail);
-        let control = r::CHANCTRL_ANY_ERROR_ABORT | r::CHANCTRL_ERROR_COMPLETION;
         // SAFETY: the channel is this queue's alone (guaranteed to `IoatEngine::over`) and was just
         // stopped; it reads descriptors from its own ring, which names only memory of descriptors
         // that are in flight, and reports to its own word.
@@ -157,8 +157,13 @@ impl IoatQueue {
             device.write32(at + register, address as u32);
             device.write32(at + register + 4, (address >> 32) as u32);
         };
-        // SAFETY: as above.
-        unsafe { device.write16(at + r::CHANCTRL, control) };
+        // SAFETY: as above; interrupts access no memory of this process.
+        unsafe {
+            if self.has_interrupt {
+                device.write8(r::INTRCTRL, r::INTRCTRL_ENABLE | r::INTRCTRL_MSIX_VECTORS);
+            }
+            device.write16(at + r::CHANCTRL, self.control());
+        }
         write(r::CHANCMP, self.memory.address(self.word));
         write(r::CHAINADDR, self.address(self.tail));
         self.stale = self.status() & r::CHANSTS_COMPLETED;
@@ -174,6 +179,16 @@ impl IoatQueue {
     fn clear_word(&mut self) {
         self.memory.store64(self.word, &[0]);
         self.seen_word = 0;
+    }
+
+    /// The value of the control register. Writing it enables the next interrupt, where there are any.
+    fn control(&self) -> u16 {
+        let rearm = if self.has_interrupt {
+            r::CHANCTRL_INTERRUPT_REARM | r::CHANCTRL_ERROR_INTERRUPT
+        } else {
+            0
+        };
+        r::CHANCTRL_ANY_ERROR_ABORT | r::CHANCTRL_ERROR_COMPLETION | rearm
     }
 
     /// Runs one null descriptor, to check that the channel works.
@@ -411,6 +426,23 @@ unsafe impl HardwareQueue for IoatQueue {
         PostResult::Accepted
     }
 
+    fn request_interrupt(&mut self) {
+        // It is not published yet.
+        let last = self.ring.offset(((self.head - 1) % self.size) as usize);
+        let words = std::array::from_fn(|word| self.memory.load64(last + 8 * word));
+        self.memory.store64(last, &Hard::from_words(words).with_interrupt().words());
+    }
+
+    fn arm_interrupt(&mut self) {
+        // While the device is reset it is not written to; the channel is armed when it starts again.
+        if self.stop.is_none() {
+            self.shared.guard.ring(self.channel, self.resets, || {
+                // SAFETY: as in `start`.
+                unsafe { self.device.write16(self.registers + r::CHANCTRL, self.control()) };
+            });
+        }
+    }
+
     fn ring_doorbell(&mut self) {
         // A channel that has stopped gets nothing before it is recovered.
         if self.stop.is_none() {
@@ -443,6 +475,10 @@ unsafe impl HardwareQueue for IoatQueue {
         }
     }
 
+    fn needs_recovery(&self) -> bool {
+        self.stop.is_some()
+    }
+
     fn recover(&mut self, ended: &mut Vec<HwStatus>) {
         if let Some(reason) = self.stop.take() {
             self.restart(ended, reason);
@@ -460,32 +496,5 @@ impl Drop for IoatQueue {
             // It must not write to memory that its owner gets back.
             self.config.pages.revoke_access();
         }
-    }
-}
-
-/// Stops the channel with these registers in any state, and clears its errors.
-pub(super) fn stop(device: &dyn DmaDevice, at: usize) -> io::Result<()> {
-    let timeout = COMMAND_TIMEOUT * device.patience();
-    let status = || device.read64(at + r::CHANSTS);
-    let is_running = |status| {
-        let state = ChannelState::of(status);
-        matches!(state, Some(ChannelState::Active | ChannelState::Idle | ChannelState::Armed))
-    };
-    if is_running(status()) {
-        // SAFETY: a channel that stops accesses no memory.
-        unsafe { device.write8(at + r::CHANCMD, r::CHANCMD_SUSPEND) };
-        // A channel that ignores the command is reset all the same.
-        let _ = poll_until(timeout, || !is_running(status()));
-    }
-    let errors = device.read32(at + r::CHANERR);
-    // SAFETY: as above.
-    unsafe {
-        device.write32(at + r::CHANERR, errors);
-        device.write8(at + r::CHANCMD, r::CHANCMD_RESET);
-    }
-    let is_reset_done = || device.read8(at + r::CHANCMD) & r::CHANCMD_RESET == 0;
-    match poll_until(timeout, is_reset_done) {
-        true => Ok(()),
-        false => Err(io::Error::other("the channel cannot be reset")),
     }
 }

@@ -30,6 +30,11 @@ pub const MIN_VERSION: u8 = 0x30;
 /// The device supports fill descriptors.
 pub const DMACAPABILITY_FILL_BLOCK: u32 = 1 << 6;
 
+/// [`INTRCTRL`]: the device raises interrupts.
+pub const INTRCTRL_ENABLE: u8 = 0x01;
+/// [`INTRCTRL`]: each channel has the MSI-X vector of its number.
+pub const INTRCTRL_MSIX_VECTORS: u8 = 0x08;
+
 /// The size of a channel's register block in bytes.
 pub const CHANNEL_BYTES: usize = 0x80;
 

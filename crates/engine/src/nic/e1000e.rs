@@ -29,6 +29,8 @@ pub(super) struct E1000e {
     /// The memory that is mapped for the card.
     pages: Arc<DmaMappings>,
     memory: CoherentMemory,
+    /// Whether the first MSI-X vector is connected.
+    has_interrupt: bool,
     transmit: DmaArray,
     receive: DmaArray,
     values: DmaArray,
@@ -57,7 +59,11 @@ pub(super) enum RxStatus {
 
 impl E1000e {
     /// Resets a card and puts it into loopback mode.
-    pub(super) fn new(device: Arc<dyn DmaDevice>, pages: Arc<DmaMappings>) -> io::Result<Self> {
+    pub(super) fn new(
+        device: Arc<dyn DmaDevice>,
+        pages: Arc<DmaMappings>,
+        has_interrupt: bool,
+    ) -> io::Result<Self> {
         // Stopped before any memory is mapped: the previous user may have left the card running, on
         // addresses that are allocated again.
         stop(&*device)?;
@@ -68,6 +74,7 @@ impl E1000e {
             device,
             pages,
             memory,
+            has_interrupt,
             transmit: DmaArray::new(0, transmit::BYTES),
             receive: DmaArray::new(page, receive::BYTES),
             values: DmaArray::new(2 * page, size_of::<u64>()),
@@ -121,6 +128,12 @@ impl E1000e {
         write(r::PSRCTL, (HEADER_BYTES as u32 / 128) | (kib << 8) | (kib << 16) | (1 << 24));
         write(r::TXDCTL, device.read32(r::TXDCTL) | r::TXDCTL_COUNT_DESCRIPTORS);
         write(r::TIPG, r::TIPG_USUAL);
+        if self.has_interrupt {
+            let control = device.read32(r::CTRL_EXT) & !r::CTRL_EXT_MASK_BY_READ;
+            write(r::CTRL_EXT, control | r::CTRL_EXT_AUTO_MASK | r::CTRL_EXT_MSIX_PENDING);
+            write(r::IVAR, r::IVAR_TRANSMIT_VECTOR_0);
+            write(r::EIAC, r::INTERRUPT_TRANSMITTED);
+        }
         write(
             r::RCTL,
             r::RCTL_ENABLE
@@ -131,6 +144,14 @@ impl E1000e {
                 | r::RCTL_STRIP_CHECKSUM,
         );
         write(r::TCTL, r::TCTL_ENABLE | r::TCTL_PAD | r::TCTL_COLLISIONS);
+    }
+
+    /// Lets the card raise the next interrupt that a frame requests.
+    pub(super) fn arm_interrupt(&self) {
+        if self.has_interrupt {
+            // SAFETY: as in `set_up`; an interrupt accesses no memory of this process.
+            unsafe { self.device.write32(r::IMS, r::INTERRUPT_TRANSMITTED) };
+        }
     }
 
     /// Puts a frame into both rings, if there is space. The card is not notified yet.
@@ -152,17 +173,20 @@ impl E1000e {
         let buffers = [self.memory.address(rx_header), first, second.unwrap_or(discard), discard];
         self.memory.store64(self.receive.offset(slot), &buffers);
 
-        self.send(self.memory.address(self.tx_headers.offset(slot)), HEADER_BYTES as u16, false);
+        self.send(self.memory.address(self.tx_headers.offset(slot)), HEADER_BYTES as u16, 0);
+        let report = if frame.raises_interrupt { transmit::REPORT } else { 0 };
+        let end = transmit::END | report;
         match &frame.payload {
             Payload::Fragments(fragments) => {
                 for (index, fragment) in fragments.iter().enumerate() {
-                    self.send(fragment.address, fragment.bytes, index + 1 == fragments.len());
+                    let is_last = index + 1 == fragments.len();
+                    self.send(fragment.address, fragment.bytes, if is_last { end } else { 0 });
                 }
             }
             Payload::Value(value) => {
                 let at = self.values.offset(slot);
                 self.memory.store64(at, &[*value]);
-                self.send(self.memory.address(at), size_of::<u64>() as u16, true);
+                self.send(self.memory.address(at), size_of::<u64>() as u16, end);
             }
         }
         self.transmit_used += needed;
@@ -170,9 +194,9 @@ impl E1000e {
         true
     }
 
-    /// Writes the next transmit descriptor.
-    fn send(&mut self, address: u64, bytes: u16, is_last: bool) {
-        let flags = transmit::CHECKSUM | if is_last { transmit::END } else { 0 };
+    /// Writes the next transmit descriptor, with the flags of the end of a frame if it is that.
+    fn send(&mut self, address: u64, bytes: u16, end: u64) {
+        let flags = transmit::CHECKSUM | end;
         let at = self.transmit.offset(self.transmit_tail);
         self.memory.store64(at, &transmit::words(address, bytes, flags));
         self.transmit_tail = (self.transmit_tail + 1) % TX_RING;

@@ -76,6 +76,8 @@ pub(super) struct Frame {
     pub(super) checksum: u64,
     /// The number of times it was lost or corrupted.
     pub(super) losses: u32,
+    /// The card raises an interrupt when it is sent.
+    pub(super) raises_interrupt: bool,
 }
 
 impl Frame {

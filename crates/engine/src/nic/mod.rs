@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memferry_memory::dma_mappings::DmaMappings;
+use memferry_sys::EventFd;
 use memferry_sys::device::DmaDevice;
 use memferry_sys::pages::page_bytes;
 use memferry_sys::vfio::pci::E1000E;
@@ -28,7 +29,8 @@ use crate::contract::{
     MemoryKind, MemoryKindSet, Opcode, OpcodeSet, OpenError, Pinner, RegistrationMode,
 };
 use crate::pci::{
-    ACCESS_REVOKED, ChannelSlots, DeviceChannel, PciFactory, measure, open_all, open_error,
+    ACCESS_REVOKED, ChannelInterrupt, ChannelSlots, DeviceChannel, PciFactory, measure, open_all,
+    open_error,
 };
 
 const NAME: &str = "nic";
@@ -85,6 +87,8 @@ pub struct NicConfig {
 #[derive(Debug)]
 pub struct NicEngine {
     device: Arc<dyn DmaDevice>,
+    /// The interrupt of the card, if it has one.
+    interrupt: Option<Arc<EventFd>>,
     pages: Arc<DmaMappings>,
     counters: Arc<NicAtomicCounters>,
     config: NicConfig,
@@ -134,8 +138,14 @@ impl NicEngine {
     pub unsafe fn over(device: Arc<dyn DmaDevice>, config: NicConfig) -> io::Result<Self> {
         // Opens the card once, so that a card that does not work fails here.
         let pages = Arc::new(DmaMappings::new(device.clone()));
-        drop(E1000e::new(device.clone(), pages.clone())?);
+        drop(E1000e::new(device.clone(), pages.clone(), false)?);
+        let interrupt = device.connect_interrupts(1).map(|mut vectors| vectors.pop());
+        let interrupt = interrupt.unwrap_or_else(|error| {
+            tracing::debug!(card = device.name(), %error, "no interrupts: waiters sleep by estimate");
+            None
+        });
         Ok(Self {
+            interrupt,
             pages,
             device,
             counters: Arc::default(),
@@ -216,7 +226,7 @@ impl Engine for NicEngine {
         }
         let slot = self.slots.allocate();
         let slot = slot.ok_or_else(|| OpenError::Exhausted { engine: NAME.into() })?;
-        let card = E1000e::new(self.device.clone(), self.pages.clone());
+        let card = E1000e::new(self.device.clone(), self.pages.clone(), self.interrupt.is_some());
         let card = card.map_err(|error| OpenError::System {
             engine: NAME.into(),
             reason: format!("card {} could not be started: {error}", self.device.name()),
@@ -224,7 +234,9 @@ impl Engine for NicEngine {
         let (pages, counters) = (self.pages.clone(), self.counters.clone());
         let queue = NicQueue::new(card, pages, counters, self.config.verify_checksums, slot);
         let capacity = options.capacity.unwrap_or(CAPACITY);
-        let channel = DeviceChannel::new(Box::new(queue), capacity);
+        let event = self.interrupt.clone();
+        let interrupt = event.map(|event| ChannelInterrupt::new(event, self.cost));
+        let channel = DeviceChannel::new(Box::new(queue), capacity).with_interrupt(interrupt);
         Ok(Arc::new(channel.shown_as(NAME, options.label.as_deref())))
     }
 }

@@ -20,6 +20,8 @@ use crate::runtime::execute::{self, Operands};
 const SHORT_BYTES: u64 = 128;
 /// The maximum number of frames that have not arrived. A descriptor makes about thirty.
 const MAX_FRAMES: usize = 256;
+/// The number of frames after which an interrupt is requested: half of a ring.
+const INTERRUPT_FRAMES: u64 = 64;
 /// The number of losses of a frame after which the processor takes over.
 const MAX_RETRANSMITS: u32 = 4;
 /// The time without an arrival after which the oldest frame counts as lost. A frame takes 70 µs at
@@ -167,6 +169,7 @@ impl NicQueue {
             target_address: descriptor.target() + done,
             checksum: u64::from(self.verify_checksums),
             losses: 0,
+            raises_interrupt: false,
         };
         let free = first.bytes + second.map_or(0, |second| second.bytes);
         let gathered = self.gather(&mut frame, descriptor, source, done, free);
@@ -274,6 +277,7 @@ impl NicQueue {
             target_address: 0,
             checksum: 0,
             losses: 0,
+            raises_interrupt: false,
         });
         self.next += 1;
         true
@@ -421,6 +425,25 @@ unsafe impl HardwareQueue for NicQueue {
         PostResult::Accepted
     }
 
+    fn request_interrupt(&mut self) {
+        // In loopback a frame that is sent arrives at once. Also after half of the rings, and where
+        // the next frame has to wait: whoever wakes up puts more into the rings.
+        for index in self.in_rings..self.frames.len() {
+            let frame = &self.frames[index];
+            let next = self.frames.get(index + 1);
+            let is_half = frame.number.is_multiple_of(INTERRUPT_FRAMES);
+            if is_half || next.is_none_or(|next| !frame.may_precede(next)) {
+                self.frames[index].raises_interrupt = true;
+            }
+        }
+    }
+
+    fn arm_interrupt(&mut self) {
+        if !self.needs_recovery && !self.is_broken {
+            self.card.arm_interrupt();
+        }
+    }
+
     fn ring_doorbell(&mut self) {
         if !self.needs_recovery {
             self.fill_rings();
@@ -436,6 +459,10 @@ unsafe impl HardwareQueue for NicQueue {
         if !self.needs_recovery {
             self.fill_rings();
         }
+    }
+
+    fn needs_recovery(&self) -> bool {
+        self.needs_recovery
     }
 
     fn recover(&mut self, ended: &mut Vec<HwStatus>) {

@@ -9,6 +9,14 @@ pub const STATUS: usize = 0x0008;
 pub const IMC: usize = 0x00D8;
 /// Pending interrupts; reading clears them.
 pub const ICR: usize = 0x00C0;
+/// Extended device control.
+pub const CTRL_EXT: usize = 0x0018;
+/// Interrupt mask set: the interrupts that are raised.
+pub const IMS: usize = 0x00D0;
+/// The interrupts that clear their cause when their MSI-X vector is raised.
+pub const EIAC: usize = 0x00DC;
+/// The MSI-X vectors of the causes.
+pub const IVAR: usize = 0x00E4;
 /// Receive control.
 pub const RCTL: usize = 0x0100;
 /// Transmit control.
@@ -89,6 +97,18 @@ pub const TXDCTL_COUNT_DESCRIPTORS: u32 = 1 << 22;
 /// `RFCTL`: extended descriptors, which packet split requires.
 pub const RFCTL_EXTENDED: u32 = 1 << 15;
 
+/// `CTRL_EXT`: a raised vector masks its interrupts again, those of `EIAC`.
+pub const CTRL_EXT_AUTO_MASK: u32 = 1 << 24;
+/// `CTRL_EXT`: reading the cause masks interrupts, which MSI-X must not.
+pub const CTRL_EXT_MASK_BY_READ: u32 = 1 << 27;
+/// `CTRL_EXT`: the pending bits of MSI-X are cleared as PCI requires.
+pub const CTRL_EXT_MSIX_PENDING: u32 = 1 << 31;
+
+/// `IMS`, `EIAC`: a descriptor of the transmit queue was written back.
+pub const INTERRUPT_TRANSMITTED: u32 = 1 << 22;
+/// `IVAR`: the transmit queue raises vector 0.
+pub const IVAR_TRANSMIT_VECTOR_0: u32 = 1 << 11;
+
 /// The value of every register of a removed card.
 pub const GONE: u32 = u32::MAX;
 
@@ -100,6 +120,8 @@ pub mod transmit {
     pub const END: u64 = 1 << 24;
     /// The card adds the checksum of the frame.
     pub const CHECKSUM: u64 = 1 << 25;
+    /// The card writes the descriptor back when it is sent, which raises an interrupt.
+    pub const REPORT: u64 = 1 << 27;
 
     /// The two words of a descriptor.
     pub fn words(address: u64, bytes: u16, flags: u64) -> [u64; 2] {

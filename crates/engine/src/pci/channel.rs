@@ -6,19 +6,28 @@
 //! descriptors in the inbox, and whoever is inside posts them. The counters are words that anybody
 //! reads.
 
+mod effort;
+mod in_flight;
+mod interrupt;
 mod queue;
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use memferry_sys::stats::{self, Block, kinds};
 use memferry_sys::sync::atomic::{AtomicU64, Ordering};
-use memferry_sys::sync::{Mutex, UnsafeCell, lock, thread};
+use memferry_sys::sync::{Mutex, UnsafeCell, lock, spin_hint, thread};
+use memferry_sys::user_wait::UserWait;
 
-use self::queue::{InFlightDescriptor, PciQueue};
+use self::effort::PollEffort;
+use self::in_flight::InFlightDescriptor;
+pub use self::interrupt::ChannelInterrupt;
+use self::queue::PciQueue;
 use super::gate::{DriverGate, GateState};
 use super::hardware::HardwareQueue;
 use crate::contract::{
-    Channel, ChannelStatistics, Descriptor, ExecutionError, Sequence, SubmitError, Submitted,
+    Channel, ChannelStatistics, Descriptor, ExecutionError, InterruptSleep, Sequence, SubmitError,
+    Submitted,
 };
 use crate::runtime::FailureLog;
 use crate::runtime::ring::MAX_CAPACITY;
@@ -32,6 +41,8 @@ pub struct DeviceChannel {
     inbox: Mutex<VecDeque<Descriptor>>,
     failures: Mutex<FailureLog>,
     counters: ChannelCounters,
+    /// The interrupt of the device, if it has one.
+    interrupt: Option<ChannelInterrupt>,
     /// What `memferry top` shows. Written inside the gate.
     shown: Option<Block<kinds::ChannelCounters>>,
     capacity: usize,
@@ -88,27 +99,6 @@ fn add(counter: &AtomicU64, more: u64) -> u64 {
     sum
 }
 
-/// How much a poll may do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PollEffort {
-    /// Recover the device, and execute what it did not.
-    Whole,
-    /// Read what the device has reported, and execute one descriptor at most: another thread polls
-    /// too, and recovers the device. It may be held up by another device.
-    Brief,
-}
-
-impl PollEffort {
-    /// The number of failed descriptors that the processor may execute in one step: other threads
-    /// find the gate occupied meanwhile, and their transfers wait.
-    fn max_executed(self) -> u32 {
-        match self {
-            Self::Whole => 16,
-            Self::Brief => 1,
-        }
-    }
-}
-
 impl DeviceChannel {
     /// Creates a channel of at most `capacity` descriptors, and never more than [`MAX_CAPACITY`].
     pub fn new(hardware: Box<dyn HardwareQueue>, capacity: usize) -> Self {
@@ -119,6 +109,7 @@ impl DeviceChannel {
             inbox: Mutex::default(),
             failures: Mutex::default(),
             counters: ChannelCounters::default(),
+            interrupt: None,
             shown: None,
             capacity: capacity.max(1),
         }
@@ -132,18 +123,23 @@ impl DeviceChannel {
 
     /// Finishes completed descriptors; `false` if there are none, or another thread is inside.
     fn step(&self, effort: PollEffort) -> bool {
+        self.try_step(effort).unwrap_or(false)
+    }
+
+    /// The same; `None` if another thread is inside, or no interrupt will come although it is armed.
+    fn try_step(&self, effort: PollEffort) -> Option<bool> {
         if !self.gate.try_enter() {
-            return false;
+            return None;
         }
         // SAFETY: inside the gate, in no other call. The end of a transfer runs code of the user, which
         // finds the gate occupied if it uses this channel.
-        let has_finished = unsafe { self.queue.with(|queue| self.step_inside(queue, effort)) };
+        let result = unsafe { self.queue.with(|queue| self.step_inside(queue, effort)) };
         self.leave();
-        has_finished
+        result
     }
 
-    /// A step inside the gate.
-    fn step_inside(&self, queue: &mut PciQueue, effort: PollEffort) -> bool {
+    /// A step inside the gate. Returns as [`DeviceChannel::try_step`] does.
+    fn step_inside(&self, queue: &mut PciQueue, effort: PollEffort) -> Option<bool> {
         let mut is_broken = !queue.poll(effort);
         let (mut has_finished, mut max_executed) = (false, effort.max_executed());
         // The end of a transfer may submit a dependent transfer to this channel: that goes into the
@@ -152,14 +148,16 @@ impl DeviceChannel {
             has_finished = true;
             self.finish(entry);
         }
-        is_broken |= !queue.post();
+        is_broken |= !queue.post(self.interrupt_bytes());
         if is_broken {
             self.gate.close();
         }
         if has_finished {
             self.show(queue.is_empty());
+            self.wake_interrupt_sleeper(effort);
         }
-        has_finished
+        let is_vain = effort == PollEffort::Arming && queue.is_stopped();
+        (!is_vain).then_some(has_finished)
     }
 
     /// Stores the statistics for `memferry top`, inside the gate: if something has begun or nothing is left, and else
@@ -193,7 +191,7 @@ impl DeviceChannel {
     fn bring(&self, queue: &mut PciQueue, extend: impl FnOnce(&mut PciQueue)) {
         let was_idle = queue.is_empty();
         extend(queue);
-        if !queue.post() {
+        if !queue.post(self.interrupt_bytes()) {
             self.gate.close();
         }
         // A device that does not answer has its depth shown.
@@ -316,6 +314,22 @@ unsafe impl Channel for DeviceChannel {
         self.step(PollEffort::Brief)
     }
 
+    #[inline]
+    fn pause(&self) {
+        match UserWait::of_processor() {
+            UserWait::Pause => spin_hint(),
+            wait => self.pause_inside(wait),
+        }
+    }
+
+    fn sleep_until_interrupt(
+        &self,
+        timeout: Duration,
+        is_done: &dyn Fn() -> bool,
+    ) -> InterruptSleep {
+        self.sleep_in_interrupt(timeout, is_done)
+    }
+
     fn close(&self) {
         self.gate.close();
     }
@@ -338,7 +352,7 @@ unsafe impl Channel for DeviceChannel {
             failed: load(&counters.failed),
             bytes: load(&counters.copied_bytes),
             full: load(&counters.full),
-            ..ChannelStatistics::default()
+            ..self.interrupt_statistics()
         }
     }
 }

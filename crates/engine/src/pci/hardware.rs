@@ -2,6 +2,8 @@
 
 use std::fmt::Debug;
 
+use memferry_sys::user_wait::UserWait;
+
 use crate::contract::{Descriptor, NotificationWrite};
 
 /// The result of posting a descriptor.
@@ -50,6 +52,14 @@ pub unsafe trait HardwareQueue: Send + Debug {
         notification: Option<NotificationWrite<'_>>,
     ) -> PostResult;
 
+    /// The descriptor that was posted last raises an interrupt at its end, where the device can. Called
+    /// before the doorbell.
+    fn request_interrupt(&mut self) {}
+
+    /// Makes the device raise the interrupts that descriptors request, before a thread sleeps: after an
+    /// interrupt some devices raise none until then.
+    fn arm_interrupt(&mut self) {}
+
     /// Notifies the device of everything that was posted.
     fn ring_doorbell(&mut self);
 
@@ -58,6 +68,17 @@ pub unsafe trait HardwareQueue: Send + Debug {
     /// it. Takes no longer than the processor needs to read what the device has reported: a device
     /// that has stopped is left to [`HardwareQueue::recover`].
     fn poll_completions(&mut self, ended: &mut Vec<HwStatus>);
+
+    /// Waits for a moment between two polls, on a processor that can monitor memory: at most half a
+    /// microsecond, or until the device reports the oldest descriptor.
+    fn pause(&mut self, wait: UserWait) {
+        wait.pause();
+    }
+
+    /// Whether the last poll has found a device that [`HardwareQueue::recover`] recovers.
+    fn needs_recovery(&self) -> bool {
+        false
+    }
 
     /// Recovers a device that the last poll has found to have stopped, and appends the status of
     /// what ended thereby. May take seconds. Does nothing if the device is well.

@@ -13,6 +13,7 @@ use memferry_sys::Pages;
 use memferry_sys::device::{DmaDevice, DmaDirection};
 use memferry_sys::pages::page_bytes;
 use memferry_sys::residency;
+use memferry_sys::user_wait::UserWait;
 
 use crate::runtime::try_collect;
 
@@ -129,6 +130,12 @@ impl CoherentMemory {
     pub(crate) fn load32(&self, offset: usize) -> u32 {
         // SAFETY: as above.
         unsafe { AtomicU32::from_ptr(self.word(offset, 4).cast()) }.load(Ordering::Acquire)
+    }
+
+    /// Waits for a moment, or until the device may have changed a word that was `seen`.
+    pub(crate) fn wait_for_change(&self, wait: UserWait, offset: usize, seen: u64) {
+        // SAFETY: as above.
+        wait.wait(unsafe { AtomicU64::from_ptr(self.word(offset, 8).cast()) }, seen);
     }
 
     /// Writes words of 64 bits, in order.

@@ -28,7 +28,7 @@ pub mod reset_guard;
 pub use open::available_devices;
 #[cfg(not(loom))]
 pub(crate) use {
-    channel::DeviceChannel,
+    channel::{ChannelInterrupt, DeviceChannel},
     channel_slots::{ChannelSlot, ChannelSlots},
     factory::{PciFactory, is_address},
     hardware::{HardwareQueue, HwStatus, PostResult},

@@ -5,6 +5,7 @@ pub mod conformance;
 pub mod cuda_model;
 pub mod dsa_model;
 pub mod fault;
+pub mod interrupts;
 pub mod ioat_model;
 mod iova_memory;
 pub mod nic_model;

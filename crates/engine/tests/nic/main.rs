@@ -11,6 +11,7 @@ mod copies;
 mod faults;
 mod faulty_device;
 mod in_a_row;
+mod interrupts;
 mod killed;
 mod late;
 mod notifications;

@@ -86,6 +86,20 @@ impl NicRig {
         assert!(self.channel.park(last, WAIT_TIMEOUT), "timeout waiting for the copies");
     }
 
+    /// The channel.
+    pub(crate) fn channel(&self) -> Arc<dyn Channel> {
+        self.channel.clone()
+    }
+
+    /// Starts a copy, and polls for nothing.
+    pub(crate) fn begin(&mut self, copy: TestCopy) -> Arc<Completion> {
+        let completion = Arc::new(Completion::whole());
+        // SAFETY: the only descriptor of the completion.
+        let descriptor = unsafe { self.descriptor(copy, None).completes(completion.clone()) };
+        assert_eq!(self.channel.submit(&mut [Some(descriptor)]).unwrap().count, 1);
+        completion
+    }
+
     /// Executes copies, each as a transfer of its own, in one batch.
     pub(crate) fn copy(&mut self, copies: &[TestCopy]) {
         let completions: Vec<_> = copies.iter().map(|_| Arc::new(Completion::whole())).collect();

@@ -12,9 +12,10 @@ use super::{FaultRow, require_program, root};
 use crate::print_line;
 
 /// The targets, with the maximum length of an input in bytes.
-const TARGETS: [(&str, usize); 6] = [
+const TARGETS: [(&str, usize); 7] = [
     ("wire", 512),
     ("hello", 500),
+    ("accelerators", 512),
     ("rings", 1500),
     ("packets", 2000),
     ("calls", 1000),

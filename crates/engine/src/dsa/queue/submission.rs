@@ -1,6 +1,7 @@
 //! Submissions to the work queue: batches, and descriptors by themselves; and the entries of the
 //! work queue that they use.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use memferry_sys::portal::PortalWords;
@@ -43,6 +44,8 @@ impl DsaQueue {
         let list = self.memory.descriptor_address(self.index(self.published));
         let batch = DsaDescriptor::new(DsaOperation::Batch { list }, run as u32)
             .with_record(self.memory.clear_batch_record(number));
+        // Descriptors of a batch end in any order; the batch ends last.
+        let batch = self.with_interrupt(batch, self.published..self.published + run);
         if self.submit(&[batch.words()]) == 0 {
             return 0;
         }
@@ -62,7 +65,7 @@ impl DsaQueue {
         let count = (run as usize).min(space).min(MAX_SINGLES);
         let mut words = [[0; 8]; MAX_SINGLES];
         for (offset, words) in words[..count].iter_mut().enumerate() {
-            *words = self.descriptor(self.published + offset as u64).words();
+            *words = self.single(self.published + offset as u64);
         }
         let accepted = self.submit(&words[..count]) as u64;
         for number in self.published..self.published + accepted {
@@ -72,6 +75,20 @@ impl DsaQueue {
         }
         self.published += accepted;
         accepted
+    }
+
+    /// The descriptor of a slot that is submitted by itself.
+    fn single(&self, number: u64) -> PortalWords {
+        self.with_interrupt(self.descriptor(number), number..number + 1).words()
+    }
+
+    /// Adds the interrupt, if one of these slots raises it.
+    fn with_interrupt(&self, descriptor: DsaDescriptor, numbers: Range<u64>) -> DsaDescriptor {
+        let raises = |number| self.slots[self.index(number)].raises_interrupt;
+        match self.interrupt {
+            Some(handle) if numbers.into_iter().any(raises) => descriptor.with_interrupt(handle),
+            _ => descriptor,
+        }
     }
 
     /// The number of entries of the work queue that are in use.
@@ -133,7 +150,7 @@ impl DsaQueue {
             return;
         }
         self.write(number);
-        if self.submit(&[self.descriptor(number).words()]) == 1 {
+        if self.submit(&[self.single(number)]) == 1 {
             let index = self.index(number);
             self.slots[index].state = SlotState::Submitted;
             self.singles.push(number);

@@ -5,8 +5,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use memferry_sys::sync::atomic::AtomicU64;
 
-use super::{PollEffort, add};
-use crate::contract::{Descriptor, ExecutionError, NotificationWrite};
+use super::add;
+use super::effort::PollEffort;
+use super::in_flight::{FinalStatus, InFlightDescriptor};
+use crate::contract::{Descriptor, NotificationWrite};
 use crate::pci::hardware::{HardwareQueue, HwStatus, PostResult};
 
 /// The queue.
@@ -21,23 +23,12 @@ pub(super) struct PciQueue {
     posted: usize,
     /// The number of entries that have failed, which the processor finishes.
     failed: usize,
+    /// The bytes that were posted since an interrupt was requested.
+    quiet_bytes: u64,
+    /// Whether the last poll found a device that has to be recovered.
+    is_stopped: bool,
     /// What the driver reports, between two calls empty.
     ended: Vec<HwStatus>,
-}
-
-/// An accepted descriptor that is not finished.
-#[derive(Debug)]
-pub(super) struct InFlightDescriptor {
-    pub(super) descriptor: Descriptor,
-    /// The final status, once it is known.
-    end: Option<FinalStatus>,
-}
-
-/// The final status of an entry.
-#[derive(Debug, Clone, Copy)]
-enum FinalStatus {
-    Hardware(HwStatus),
-    Cancelled,
 }
 
 /// What the processor reports for descriptors of a device whose driver panicked.
@@ -51,8 +42,15 @@ impl PciQueue {
             entries: VecDeque::new(),
             posted: 0,
             failed: 0,
+            quiet_bytes: 0,
+            is_stopped: false,
             ended: Vec::new(),
         }
+    }
+
+    /// Whether the last poll found a device that has to be recovered.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.is_stopped
     }
 
     /// Whether every accepted descriptor is finished.
@@ -87,12 +85,18 @@ impl PciQueue {
     /// Reads completions from the hardware; `false` if its driver panicked.
     pub(super) fn poll(&mut self, effort: PollEffort) -> bool {
         let mut ended = std::mem::take(&mut self.ended);
+        let mut is_stopped = false;
         let is_well = self.call_driver(|hardware| {
+            if effort == PollEffort::Arming {
+                hardware.arm_interrupt();
+            }
             hardware.poll_completions(&mut ended);
             if effort == PollEffort::Whole {
                 hardware.recover(&mut ended);
             }
+            is_stopped = hardware.needs_recovery();
         });
+        self.is_stopped = is_stopped;
         if ended.is_empty() {
             self.ended = ended;
             return is_well;
@@ -113,9 +117,10 @@ impl PciQueue {
 
     /// Posts pending descriptors while there is space, and rings the doorbell once; `false` if the
     /// driver panicked. After an entry that failed nothing is posted until it is finished: what is
-    /// ordered after it, such as a notification write, must not overtake it.
-    pub(super) fn post(&mut self) -> bool {
-        let Self { hardware, entries, posted, failed, .. } = self;
+    /// ordered after it, such as a notification write, must not overtake it. An interrupt is requested at
+    /// the end of a transfer if `interrupt_bytes` were posted since the last one.
+    pub(super) fn post(&mut self, interrupt_bytes: u64) -> bool {
+        let Self { hardware, entries, posted, failed, quiet_bytes, .. } = self;
         if *posted == entries.len() {
             return true;
         }
@@ -128,8 +133,21 @@ impl PciQueue {
             let before = *posted;
             while *posted < entries.len() && *failed == 0 {
                 match post_one(&mut **hardware, entries, *posted) {
-                    PostOutcome::Accepted => {}
-                    PostOutcome::Full => break,
+                    PostOutcome::Accepted => {
+                        *quiet_bytes =
+                            quiet_bytes.saturating_add(entries[*posted].descriptor.length());
+                        if *quiet_bytes >= interrupt_bytes && is_end_of_transfer(entries, *posted) {
+                            hardware.request_interrupt();
+                            *quiet_bytes = 0;
+                        }
+                    }
+                    PostOutcome::Full => {
+                        // Nobody posts the rest before a poll.
+                        if interrupt_bytes < u64::MAX && *posted > before {
+                            hardware.request_interrupt();
+                        }
+                        break;
+                    }
                     PostOutcome::Ended(end) => {
                         let entry = &mut entries[*posted];
                         entry.end = Some(end);
@@ -150,7 +168,7 @@ impl PciQueue {
     }
 
     /// Calls the driver; `false` if the driver panics. Does nothing if it has panicked before.
-    fn call_driver(&mut self, call: impl FnOnce(&mut dyn HardwareQueue)) -> bool {
+    pub(super) fn call_driver(&mut self, call: impl FnOnce(&mut dyn HardwareQueue)) -> bool {
         let Some(hardware) = self.hardware.as_mut() else { return true };
         let is_well = catch_unwind(AssertUnwindSafe(|| call(&mut **hardware))).is_ok();
         if !is_well {
@@ -235,6 +253,13 @@ fn post_one(
     }
 }
 
+/// Whether the entry behind this one, if there is any, belongs to another transfer.
+fn is_end_of_transfer(entries: &VecDeque<InFlightDescriptor>, index: usize) -> bool {
+    let descriptor = &entries[index].descriptor;
+    let follows = |next: &InFlightDescriptor| next.descriptor.is_of_same_transfer(descriptor);
+    !entries.get(index + 1).is_some_and(follows)
+}
+
 /// The notification write after an entry, if this channel may perform it.
 fn notification_write_of(
     entries: &VecDeque<InFlightDescriptor>,
@@ -245,44 +270,4 @@ fn notification_write_of(
         let before = entries.iter().take(index).map(|entry| &entry.descriptor);
         before.filter(|other| other.is_of_same_transfer(last)).map(Descriptor::length).sum()
     })
-}
-
-impl InFlightDescriptor {
-    fn has_failed(&self) -> bool {
-        matches!(
-            self.end,
-            Some(
-                FinalStatus::Hardware(HwStatus::Failed(_) | HwStatus::BadMemory { .. })
-                    | FinalStatus::Cancelled
-            )
-        )
-    }
-
-    /// Reports the end; returns the error of a failed descriptor.
-    pub(super) fn finish(self) -> Result<(), ExecutionError> {
-        let error = match self.end {
-            Some(FinalStatus::Hardware(HwStatus::Ok)) => {
-                self.descriptor.finish(Ok(None));
-                return Ok(());
-            }
-            Some(FinalStatus::Hardware(HwStatus::OkNotified)) => {
-                self.descriptor.finish_notified();
-                return Ok(());
-            }
-            Some(FinalStatus::Hardware(HwStatus::OkValue(value))) => {
-                self.descriptor.finish(Ok(Some(value)));
-                return Ok(());
-            }
-            Some(FinalStatus::Hardware(HwStatus::BadMemory { address, done_bytes })) => {
-                ExecutionError::BadMemory { address, done_bytes }
-            }
-            Some(FinalStatus::Cancelled) => ExecutionError::Cancelled { done_bytes: 0 },
-            Some(FinalStatus::Hardware(HwStatus::Failed(reason))) => {
-                ExecutionError::Engine { done_bytes: 0, reason }
-            }
-            None => unreachable!("only completed descriptors are finished"),
-        };
-        self.descriptor.finish(Err(error.clone()));
-        Err(error)
-    }
 }

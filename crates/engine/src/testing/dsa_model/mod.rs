@@ -9,7 +9,8 @@
 //! [`IdxdModel`] makes the same device appear behind the kernel's driver: its queues are
 //! files in a folder, and the addresses of the process are those of the device.
 //!
-//! The model has neither interrupts nor a configuration space.
+//! It raises interrupts by eventfds, and can lose them, raise them early or for no reason
+//! ([`InterruptFaults`]). It has no configuration space.
 
 mod access;
 pub(crate) mod crc;
@@ -27,6 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use memferry_sys::EventFd;
 use memferry_sys::device::{DmaDevice, DmaDirection, Width};
 use memferry_sys::pages::page_bytes;
 use memferry_sys::portal::{Portal, PortalWords};
@@ -42,6 +44,7 @@ use self::state::DsaModelState;
 use crate::dsa::DsaEngine;
 use crate::dsa::descriptor::opcode;
 use crate::dsa::registers::{self, GeneralCapabilities, GroupCapabilities, QueueCapabilities};
+use crate::testing::interrupts::{InterruptFaults, ModelInterrupts};
 use crate::testing::ioat_model::{EFAULT, EINVAL, EIO, ENOMEM, ETIMEDOUT};
 use crate::testing::iova_memory::IovaMemory;
 
@@ -210,6 +213,7 @@ impl DsaModelBuilder {
             memory,
             script: Mutex::new(DsaFaultScript::new(self.faults)),
             violations: Mutex::default(),
+            interrupts: ModelInterrupts::default(),
             is_removed: AtomicBool::new(false),
             options: self,
         });
@@ -268,6 +272,7 @@ struct DsaModelShared {
     memory: DsaModelMemory,
     script: Mutex<DsaFaultScript>,
     violations: Mutex<Vec<String>>,
+    interrupts: ModelInterrupts,
     is_removed: AtomicBool,
 }
 
@@ -328,6 +333,21 @@ impl DsaModel {
         if !faults.is_removed {
             shared.is_removed.store(false, Ordering::SeqCst);
         }
+    }
+
+    /// Sets the faults of its interrupts.
+    pub fn set_interrupt_faults(&self, faults: InterruptFaults) {
+        self.shared.interrupts.set_faults(faults);
+    }
+
+    /// Raises all interrupts, for no reason.
+    pub fn raise_spurious_interrupts(&self) {
+        self.shared.interrupts.raise_spurious();
+    }
+
+    /// The number of interrupts that descriptors have raised.
+    pub fn interrupts(&self) -> u64 {
+        self.shared.interrupts.raised()
     }
 
     /// The protocol violations of the driver; empty for a correct driver.
@@ -432,6 +452,10 @@ impl DmaDevice for DsaModel {
 
     fn is_contiguous(&self) -> bool {
         self.shared.memory.mapped().is_some_and(|memory| memory.is_contiguous)
+    }
+
+    fn connect_interrupts(&self, count: usize) -> io::Result<Vec<Arc<EventFd>>> {
+        self.shared.interrupts.connect(count)
     }
 
     fn patience(&self) -> u32 {

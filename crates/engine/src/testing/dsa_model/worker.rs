@@ -38,10 +38,16 @@ impl DsaModelShared {
         clock::minimize_timer_slack();
         while let Some(step) = self.state.next_step(thread) {
             let descriptor = DsaDescriptor::from_words(step.words);
+            if self.interrupts.is_early() {
+                self.raise_interrupt(&descriptor);
+            }
             let ended = match descriptor.operation() {
                 Some(DsaOperation::Batch { list }) => self.run_batch(&step, &descriptor, list),
                 _ => self.run_one(&step, &descriptor),
             };
+            if ended.is_ok() && !self.interrupts.is_early() {
+                self.raise_interrupt(&descriptor);
+            }
             self.state.end_step(&step, |device| match ended {
                 Ok(_) | Err(NoRecord::Cancelled) => (),
                 Err(NoRecord::Halted) => {
@@ -50,6 +56,15 @@ impl DsaModelShared {
                 }
                 Err(NoRecord::Stalled) => device.stall(&step),
             });
+        }
+    }
+
+    /// Raises the interrupt that a descriptor requests.
+    fn raise_interrupt(&self, descriptor: &DsaDescriptor) {
+        if let Some(handle) = descriptor.interrupt()
+            && !self.interrupts.raise(handle.into())
+        {
+            self.record_violation(format!("there is no interrupt with the handle {handle}"));
         }
     }
 

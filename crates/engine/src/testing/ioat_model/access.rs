@@ -129,6 +129,12 @@ impl IoatModelShared {
         }
     }
 
+    /// Whether the driver has enabled interrupts, a vector for each channel.
+    pub(super) fn has_interrupts(&self) -> bool {
+        let wanted = INTRCTRL_ENABLE | INTRCTRL_MSIX_VECTORS;
+        lock(&self.registers).interrupts & wanted == wanted
+    }
+
     fn read_device(&self, register: usize) -> u64 {
         let (options, registers) = (&self.options, lock(&self.registers));
         match register {

@@ -47,6 +47,8 @@ pub(super) struct ChannelRegisters {
     pub(super) completion: u64,
     error: u32,
     error_mask: u32,
+    /// The next interrupt is raised; set by the driver, cleared by an interrupt.
+    is_armed: bool,
     /// The next descriptor; `None` between an error and the next chain.
     next: Option<DescriptorRef>,
     reset: Option<ResetState>,
@@ -129,6 +131,10 @@ impl IoatModelChannel {
             }
         }
         lock(&self.registers)
+    }
+
+    pub(super) fn with_registers(&self, change: impl FnOnce(&mut ChannelRegisters)) {
+        change(&mut lock(&self.registers));
     }
 
     pub(super) fn counters(&self) -> IoatModelCounters {
@@ -239,6 +245,7 @@ impl ChannelRegisters {
             completion: 0,
             error: 0,
             error_mask: 0,
+            is_armed: false,
             next: None,
             reset: None,
             wants_suspend: false,
@@ -331,7 +338,10 @@ impl ChannelRegisters {
         let is_active = self.state == ChannelState::Active;
         match register {
             CHANCTRL if value as u16 & !CONTROL_BITS != 0 => return Err("it has invalid bits"),
-            CHANCTRL => self.control = value as u16,
+            CHANCTRL => {
+                self.control = value as u16;
+                self.is_armed |= self.control & CHANCTRL_INTERRUPT_REARM != 0;
+            }
             CHANCMD if value == u64::from(CHANCMD_RESET) => self.begin_reset(refuses_reset()),
             CHANCMD if value == u64::from(CHANCMD_SUSPEND) => self.suspend(),
             CHANCMD => return Err("the command is invalid"),
@@ -402,6 +412,16 @@ impl ChannelRegisters {
         } else if self.done == self.count {
             self.state = ChannelState::Idle;
         }
+    }
+
+    /// Whether an interrupt is raised now; the next one needs the driver's permission again.
+    pub(super) fn takes_interrupt(&mut self) -> bool {
+        std::mem::take(&mut self.is_armed)
+    }
+
+    /// Whether an error raises an interrupt.
+    pub(super) fn has_error_interrupt(&self) -> bool {
+        self.control & CHANCTRL_ERROR_INTERRUPT != 0
     }
 
     /// Ends the chain with an error. Returns whether the status is written to the completion word.

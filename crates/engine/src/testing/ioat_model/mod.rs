@@ -6,7 +6,8 @@
 //! it records protocol violations of the driver ([`IoatModel::protocol_violations`]).
 //! [`IoatFaults`] injects the failures of devices.
 //!
-//! The model has neither interrupts nor a configuration space.
+//! It raises interrupts by eventfds, and can lose them, raise them early or for no reason
+//! ([`InterruptFaults`]). It has no configuration space.
 
 mod access;
 mod channel;
@@ -21,6 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use memferry_sys::EventFd;
 use memferry_sys::device::{DmaDevice, DmaDirection, Width};
 use memferry_sys::pages::page_bytes;
 use memferry_sys::residency;
@@ -30,6 +32,7 @@ pub(crate) use faults::PATIENCE;
 pub use faults::{EFAULT, EINVAL, EIO, ENOMEM, ENOSPC, ETIMEDOUT, FaultSchedule, IoatFaults};
 
 use crate::ioat::{IoatEngine, registers};
+use crate::testing::interrupts::{InterruptFaults, ModelInterrupts};
 use crate::testing::iova_memory::IovaMemory;
 use access::DeviceRegisters;
 use channel::{ChannelRegisters, IoatModelChannel};
@@ -166,6 +169,7 @@ impl IoatModelBuilder {
             script: Mutex::new(IoatFaultScript::new(self.faults)),
             registers: Mutex::default(),
             violations: Mutex::default(),
+            interrupts: ModelInterrupts::default(),
             is_removed: AtomicBool::new(false),
             max_transfer_bytes: max_bytes.unwrap_or(page_bytes() as u64),
             options: self,
@@ -203,6 +207,7 @@ struct IoatModelShared {
     script: Mutex<IoatFaultScript>,
     registers: Mutex<DeviceRegisters>,
     violations: Mutex<Vec<String>>,
+    interrupts: ModelInterrupts,
     is_removed: AtomicBool,
 }
 
@@ -245,6 +250,21 @@ impl IoatModel {
             shared.power_on();
             shared.is_removed.store(false, Ordering::SeqCst);
         }
+    }
+
+    /// Sets the faults of its interrupts.
+    pub fn set_interrupt_faults(&self, faults: InterruptFaults) {
+        self.shared.interrupts.set_faults(faults);
+    }
+
+    /// Raises all interrupts, for no reason.
+    pub fn raise_spurious_interrupts(&self) {
+        self.shared.interrupts.raise_spurious();
+    }
+
+    /// The number of interrupts that descriptors have raised.
+    pub fn interrupts(&self) -> u64 {
+        self.shared.interrupts.raised()
     }
 
     /// The protocol violations of the driver; empty for a correct driver.
@@ -338,6 +358,10 @@ impl DmaDevice for IoatModel {
 
     fn is_contiguous(&self) -> bool {
         self.shared.memory.is_contiguous
+    }
+
+    fn connect_interrupts(&self, count: usize) -> io::Result<Vec<Arc<EventFd>>> {
+        self.shared.interrupts.connect(count.min(self.shared.channels.len()))
     }
 
     fn patience(&self) -> u32 {

@@ -33,11 +33,26 @@ impl IoatModelShared {
             match outcome {
                 StepOutcome::Finished(descriptor) => {
                     self.finish(&mut registers, step.descriptor.address, &descriptor);
+                    if descriptor.raises_interrupt() && !self.interrupts.is_early() {
+                        self.raise(&mut registers, number);
+                    }
                 }
-                StepOutcome::Failed(error) => self.halt(&mut registers, error),
+                StepOutcome::Failed(error) => {
+                    self.halt(&mut registers, error);
+                    if registers.has_error_interrupt() {
+                        self.raise(&mut registers, number);
+                    }
+                }
                 StepOutcome::Stalled => registers.stall(),
                 StepOutcome::Dropped => (),
             }
+        }
+    }
+
+    /// Raises the interrupt of a channel, if the driver has enabled it.
+    fn raise(&self, registers: &mut ChannelRegisters, number: usize) {
+        if self.has_interrupts() && registers.takes_interrupt() && !self.interrupts.raise(number) {
+            self.record_violation(format!("the interrupt of channel {number} is not connected"));
         }
     }
 
@@ -47,6 +62,9 @@ impl IoatModelShared {
             Ok(descriptor) => descriptor,
             Err(error) => return StepOutcome::Failed(error),
         };
+        if descriptor.raises_interrupt() && self.interrupts.is_early() {
+            self.channels[number].with_registers(|registers| self.raise(registers, number));
+        }
         let delay = match lock(&self.script).next_descriptor() {
             InjectedFault::Runs { delay } => delay,
             InjectedFault::Halts { error } => return StepOutcome::Failed(error),

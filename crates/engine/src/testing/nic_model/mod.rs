@@ -10,11 +10,13 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
+use memferry_sys::EventFd;
 use memferry_sys::device::{DmaDevice, DmaDirection, Width};
 use memferry_sys::sync::lock;
 
 use self::memory::NicModelMemory;
 use crate::nic::{NicConfig, NicEngine, registers as r};
+use crate::testing::interrupts::{InterruptFaults, ModelInterrupts};
 use crate::testing::ioat_model::PATIENCE;
 
 impl NicEngine {
@@ -60,6 +62,7 @@ pub struct NicModel {
 #[derive(Debug)]
 struct NicModelShared {
     state: Mutex<NicModelState>,
+    interrupts: ModelInterrupts,
     /// Notified when a register is written.
     doorbell: Condvar,
 }
@@ -76,7 +79,11 @@ struct NicModelState {
 impl NicModel {
     /// Creates a card without faults.
     pub fn new() -> Arc<Self> {
-        let shared = Arc::new(NicModelShared { state: Mutex::default(), doorbell: Condvar::new() });
+        let shared = Arc::new(NicModelShared {
+            state: Mutex::default(),
+            interrupts: ModelInterrupts::default(),
+            doorbell: Condvar::new(),
+        });
         let worker = shared.clone();
         let thread = std::thread::Builder::new()
             .name("nic-model".into())
@@ -89,6 +96,21 @@ impl NicModel {
     pub fn set_faults(&self, faults: NicFaults) {
         self.state().faults = faults;
         self.shared.doorbell.notify_all();
+    }
+
+    /// Sets the faults of its interrupt.
+    pub fn set_interrupt_faults(&self, faults: InterruptFaults) {
+        self.shared.interrupts.set_faults(faults);
+    }
+
+    /// Raises the interrupt, for no reason.
+    pub fn raise_spurious_interrupts(&self) {
+        self.shared.interrupts.raise_spurious();
+    }
+
+    /// The number of interrupts that frames have raised.
+    pub fn interrupts(&self) -> u64 {
+        self.shared.interrupts.raised()
     }
 
     /// The observations so far.
@@ -144,8 +166,20 @@ impl NicModelState {
                     "register {at:#x} is written while the card receives"
                 ));
             }
+            r::IMC => self.set(r::IMS, self.get(r::IMS) & !value),
+            r::IMS => self.set(r::IMS, self.get(r::IMS) | value),
             _ => self.set(at, value),
         }
+    }
+
+    /// Whether a sent frame raises the first vector now; masks it again if the driver wants that.
+    fn takes_interrupt(&mut self) -> bool {
+        let is_raised = self.get(r::IMS) & r::INTERRUPT_TRANSMITTED != 0
+            && self.get(r::IVAR) == r::IVAR_TRANSMIT_VECTOR_0;
+        if is_raised && self.get(r::CTRL_EXT) & r::CTRL_EXT_AUTO_MASK != 0 {
+            self.set(r::IMS, self.get(r::IMS) & !self.get(r::EIAC));
+        }
+        is_raised
     }
 
     fn reset(&mut self) {
@@ -196,6 +230,10 @@ impl DmaDevice for NicModel {
 
     fn is_contiguous(&self) -> bool {
         false
+    }
+
+    fn connect_interrupts(&self, count: usize) -> io::Result<Vec<Arc<EventFd>>> {
+        self.shared.interrupts.connect(count.min(1))
     }
 
     fn patience(&self) -> u32 {

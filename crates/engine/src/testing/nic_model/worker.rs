@@ -2,6 +2,7 @@
 
 use memferry_sys::sync::lock;
 
+use super::ModelInterrupts;
 use super::{NicModelShared, NicModelState};
 use crate::nic::registers::{self as r, receive, transmit};
 
@@ -13,7 +14,7 @@ impl NicModelShared {
         let mut state = lock(&self.state);
         while !state.is_ending {
             let can_send = !state.faults.stalls && !state.faults.is_removed;
-            if can_send && state.send_one() {
+            if can_send && state.send_one(&self.interrupts) {
                 // Other threads get the lock between two frames.
                 drop(state);
                 std::thread::yield_now();
@@ -28,7 +29,7 @@ impl NicModelShared {
 
 impl NicModelState {
     /// Sends the next frame, if it is complete; `false` if not.
-    fn send_one(&mut self) -> bool {
+    fn send_one(&mut self, interrupts: &ModelInterrupts) -> bool {
         if self.get(r::TCTL) & r::TCTL_ENABLE == 0 {
             return false;
         }
@@ -39,7 +40,7 @@ impl NicModelState {
         }
         let ring = u64::from(self.get(r::TDBAH)) << 32 | u64::from(self.get(r::TDBAL));
         let (mut frame, mut is_readable) = (Vec::new(), true);
-        loop {
+        let reports = loop {
             let at = ring + u64::from(head) * transmit::BYTES as u64;
             let Some(descriptor) = self.memory.read(at, transmit::BYTES) else {
                 self.record_violation(format!("the transmit descriptor at {at:#x} is not mapped"));
@@ -55,19 +56,23 @@ impl NicModelState {
             }
             head = (head + 1) % count;
             if word(8) & transmit::END != 0 {
-                break;
+                break word(8) & transmit::REPORT != 0;
             }
             if head == tail {
                 self.record_violation("a frame without an end descriptor".into());
                 return false;
             }
-        }
+        };
+        let raises_early = reports && interrupts.is_early() && self.takes_interrupt();
         self.set(r::TDH, head);
         self.stats.frames += 1;
         if is_readable {
             self.loop_back(frame);
         } else {
             self.record_violation("a fragment that is not mapped, or crosses a page".into());
+        }
+        if (raises_early || reports && self.takes_interrupt()) && !interrupts.raise(0) {
+            self.record_violation("the interrupt is not connected".into());
         }
         true
     }

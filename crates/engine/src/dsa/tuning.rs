@@ -1,0 +1,195 @@
+//! The values by which the driver is tuned: from the line that is measured when devices are opened,
+//! and from published measurements where none is.
+//!
+//! The published ones are the raw data of LightDSA (one device, a shared queue): a descriptor costs
+//! about 1.15 µs by itself, copies reach 28 GB/s, and those of 4 KiB to targets that are not aligned to
+//! 64 bytes a fifth of that; in a batch of 32 a descriptor costs a small part of one by itself.
+
+use crate::completion::polling::MAX_POLLED_NS;
+use crate::contract::{CostLine, TuningFact, TuningOrigin};
+
+/// The published line.
+pub(super) const PUBLISHED: CostLine = CostLine { startup_ns: 1150.0, ns_per_byte: 1.0 / 28.0 };
+/// How many times as long a copy takes whose target is not aligned.
+const UNALIGNED_FACTOR: f64 = 5.0;
+/// The part of a descriptor's cost that a second one in the same batch has.
+const BATCHED_PART: f64 = 0.25;
+/// The limits of what is computed: a line that is measured on a busy machine may be far off.
+const ALIGNED_FROM: (u64, u64) = (512, 64 << 10);
+
+/// The tuning of an engine.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct DsaTuning {
+    pub(super) line: CostLine,
+    is_measured: bool,
+}
+
+/// What the devices and the driver are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DsaProperties {
+    pub(super) queues: usize,
+    pub(super) max_batch: usize,
+    pub(super) cache_control: bool,
+    /// The bytes that are populated after a page fault; `None` if memory is pinned.
+    pub(super) populated_bytes: Option<usize>,
+    pub(super) has_interrupts: bool,
+}
+
+impl DsaTuning {
+    /// By published measurements.
+    pub(super) const fn published() -> Self {
+        Self { line: PUBLISHED, is_measured: false }
+    }
+
+    /// By a line that was measured on the device.
+    pub(super) const fn measured(line: CostLine) -> Self {
+        Self { line, is_measured: true }
+    }
+
+    /// The length from which the bytes before the first whole cache line of a target are a descriptor
+    /// of their own: where what an unaligned copy takes longer exceeds the second descriptor.
+    pub(super) fn aligned_from_bytes(&self) -> u64 {
+        let CostLine { startup_ns, ns_per_byte } = self.line;
+        let lost_ns_per_byte = (UNALIGNED_FACTOR - 1.0) * ns_per_byte.max(f64::MIN_POSITIVE);
+        let bytes = BATCHED_PART * startup_ns / lost_ns_per_byte;
+        let (min, max) = ALIGNED_FROM;
+        (bytes as u64).clamp(min, max).next_power_of_two()
+    }
+
+    /// All values, with their reasons.
+    pub(super) fn facts(&self, device: DsaProperties) -> Vec<TuningFact> {
+        let origin =
+            if self.is_measured { TuningOrigin::Measured } else { TuningOrigin::Literature };
+        let fact = |name, value: f64, text: String, origin, reason| TuningFact {
+            name,
+            value,
+            text,
+            origin,
+            reason,
+        };
+        let bytes = |name, value: u64, origin, reason| {
+            fact(name, value as f64, binary_size(value), origin, reason)
+        };
+        let CostLine { startup_ns, ns_per_byte } = self.line;
+        let gb_per_s = 1.0 / ns_per_byte.max(f64::MIN_POSITIVE);
+        let reported = TuningOrigin::Reported;
+        let mut facts = vec![
+            fact(
+                "descriptor_ns",
+                startup_ns,
+                format!("{startup_ns:.0} ns"),
+                origin,
+                "a descriptor by itself: what is shorter stays with the processor, or goes in batches",
+            ),
+            fact(
+                "gb_per_s",
+                gb_per_s,
+                format!("{gb_per_s:.1} GB/s"),
+                origin,
+                "one queue, long copies between aligned addresses",
+            ),
+            fact(
+                "max_batch",
+                device.max_batch as f64,
+                device.max_batch.to_string(),
+                reported,
+                "what is posted together is one submission of up to so many descriptors",
+            ),
+            bytes(
+                "aligned_from_bytes",
+                self.aligned_from_bytes(),
+                origin,
+                "from here on a target is aligned to 64 bytes first: unaligned ones are five times \
+                 as slow (literature)",
+            ),
+            fact(
+                "queues",
+                device.queues as f64,
+                device.queues.to_string(),
+                reported,
+                "each is a channel: transfers alternate between them",
+            ),
+        ];
+        facts.push(match device.populated_bytes {
+            Some(populated) => bytes(
+                "populated_bytes",
+                populated as u64,
+                TuningOrigin::Literature,
+                "after a page fault so much is made resident before the copy goes on: blocking on \
+                 faults takes three times as long",
+            ),
+            None => fact(
+                "populated_bytes",
+                f64::INFINITY,
+                "all".into(),
+                reported,
+                "memory is pinned, so all pages are resident",
+            ),
+        });
+        facts.push(fact(
+            "cache_control",
+            f64::from(u8::from(device.cache_control)),
+            if device.cache_control { "by kernel" } else { "none" }.into(),
+            reported,
+            "a target goes to the caches if the plan's kernel is cached: it is read soon; else to memory",
+        ));
+        if device.has_interrupts {
+            let polled_ns = (MAX_POLLED_NS as f64 - startup_ns).max(0.0);
+            facts.push(bytes(
+                "interrupt_bytes",
+                (polled_ns / ns_per_byte.max(f64::MIN_POSITIVE)) as u64,
+                origin,
+                "waiters poll for less, and sleep until an interrupt for more",
+            ));
+        }
+        facts
+    }
+}
+
+/// A size with a unit of powers of 1024.
+fn binary_size(bytes: u64) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..1_048_576 => format!("{} KiB", bytes >> 10),
+        _ => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICE: DsaProperties = DsaProperties {
+        queues: 4,
+        max_batch: 64,
+        cache_control: true,
+        populated_bytes: Some(256 << 10),
+        has_interrupts: true,
+    };
+
+    #[test]
+    fn a_device_that_is_not_measured_is_tuned_by_the_literature_and_says_so() {
+        let tuning = DsaTuning::published();
+        assert_eq!(tuning.aligned_from_bytes(), 2048);
+        let facts = tuning.facts(DEVICE);
+        let of = |name: &str| facts.iter().find(|fact| fact.name == name).unwrap();
+        assert_eq!(of("descriptor_ns").origin, TuningOrigin::Literature);
+        assert_eq!(of("aligned_from_bytes").origin, TuningOrigin::Literature);
+        assert_eq!(of("queues").origin, TuningOrigin::Reported);
+        assert_eq!(of("populated_bytes").text, "256 KiB");
+    }
+
+    #[test]
+    fn thresholds_follow_the_measured_line_within_limits() {
+        let line = |startup_ns, gb_per_s| {
+            DsaTuning::measured(CostLine::from_bandwidth(startup_ns, gb_per_s))
+        };
+        assert!(line(4000.0, 28.0).aligned_from_bytes() > 2048);
+        assert!(line(1150.0, 7.0).aligned_from_bytes() < 2048);
+        assert_eq!(line(0.0, 28.0).aligned_from_bytes(), 512);
+        assert_eq!(line(1e9, 28.0).aligned_from_bytes(), 64 << 10);
+        let zero = DsaTuning::measured(CostLine { startup_ns: 1.0, ns_per_byte: 0.0 });
+        assert_eq!(zero.aligned_from_bytes(), 64 << 10);
+        assert!(line(500.0, 20.0).facts(DEVICE).iter().all(|fact| !fact.reason.is_empty()));
+    }
+}

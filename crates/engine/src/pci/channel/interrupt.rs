@@ -1,0 +1,157 @@
+//! The interrupt of a device: a thread that waits long sleeps until the device raises it.
+//!
+//! A descriptor requests an interrupt if it is the end of a transfer, as far as that is known, and the
+//! work since the last one takes longer than a waiter polls. So at most as much as a waiter polls for is
+//! behind the last interrupt, and a stream of short copies raises few. One thread at a time sleeps in the eventfd; others sleep by the estimate, and are woken by whoever
+//! finishes their transfers. The interrupt is a hint: it may be lost, early or raised for something
+//! else, so the sleep has a timeout, and whoever wakes up polls. A thread that finishes something while
+//! another sleeps signals the same eventfd.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use memferry_sys::EventFd;
+use memferry_sys::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use memferry_sys::user_wait::UserWait;
+
+use super::effort::PollEffort;
+use super::{DeviceChannel, add};
+use crate::completion::polling::MAX_POLLED_NS;
+use crate::contract::{ChannelStatistics, CostLine, InterruptSleep};
+
+/// Nobody sleeps.
+const NOBODY: u32 = 0;
+/// A thread sleeps, or is about to.
+const SLEEPING: u32 = 1;
+/// It was signalled by another thread.
+const SIGNALLED: u32 = 2;
+
+/// The interrupt of a channel.
+#[derive(Debug)]
+pub struct ChannelInterrupt {
+    event: Arc<EventFd>,
+    /// The number of bytes that take longer than a waiter polls.
+    min_bytes: u64,
+    sleeper: AtomicU32,
+    /// Written by the sleeper.
+    sleeps: AtomicU64,
+    wakes: AtomicU64,
+}
+
+impl ChannelInterrupt {
+    /// An interrupt that signals `event`, of a device whose copies have this cost.
+    pub fn new(event: Arc<EventFd>, cost: CostLine) -> Self {
+        let (sleeps, wakes) = (AtomicU64::new(0), AtomicU64::new(0));
+        let polled_ns = (MAX_POLLED_NS as f64 - cost.startup_ns).max(0.0);
+        let min_bytes = (polled_ns / cost.ns_per_byte.max(f64::MIN_POSITIVE)) as u64 + 1;
+        Self { event, min_bytes, sleeper: AtomicU32::new(NOBODY), sleeps, wakes }
+    }
+
+    /// Becomes the thread that sleeps, if there is none.
+    fn claim(&self) -> Option<SleepClaim<'_>> {
+        let claimed =
+            self.sleeper.compare_exchange(NOBODY, SLEEPING, Ordering::SeqCst, Ordering::Relaxed);
+        // The drop of a claim ends it: none is made if there is one.
+        claimed.is_ok().then(|| SleepClaim(self))
+    }
+}
+
+/// The right to sleep in the eventfd.
+struct SleepClaim<'a>(&'a ChannelInterrupt);
+
+impl Drop for SleepClaim<'_> {
+    fn drop(&mut self) {
+        self.0.sleeper.store(NOBODY, Ordering::Release);
+    }
+}
+
+impl DeviceChannel {
+    /// Adds the interrupt of the device.
+    pub fn with_interrupt(mut self, interrupt: Option<ChannelInterrupt>) -> Self {
+        self.interrupt = interrupt;
+        self
+    }
+
+    /// The number of bytes that take so long that a waiter sleeps.
+    #[inline]
+    pub(super) fn interrupt_bytes(&self) -> u64 {
+        self.interrupt.as_ref().map_or(u64::MAX, |interrupt| interrupt.min_bytes)
+    }
+
+    /// Wakes the thread that sleeps in the interrupt after something was finished by another one.
+    #[inline]
+    pub(super) fn wake_interrupt_sleeper(&self, effort: PollEffort) {
+        let Some(interrupt) = &self.interrupt else { return };
+        if effort == PollEffort::Arming {
+            return;
+        }
+        // Pairs with the claim, which precedes the sleeper's look at its transfer: either this thread
+        // sees the sleeper, or the sleeper sees what was finished.
+        fence(Ordering::SeqCst);
+        if interrupt.sleeper.load(Ordering::Relaxed) == SLEEPING {
+            let exchanged = interrupt.sleeper.compare_exchange(
+                SLEEPING,
+                SIGNALLED,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            );
+            if exchanged.is_ok() {
+                interrupt.event.signal();
+            }
+        }
+    }
+
+    /// Sleeps until the interrupt, another thread's signal, or the timeout.
+    pub(super) fn sleep_in_interrupt(
+        &self,
+        timeout: Duration,
+        is_done: &dyn Fn() -> bool,
+    ) -> InterruptSleep {
+        let interrupt = self.interrupt.as_ref();
+        let Some(claim) = interrupt.and_then(ChannelInterrupt::claim) else {
+            return InterruptSleep::Unavailable;
+        };
+        fence(Ordering::SeqCst);
+        let SleepClaim(interrupt) = claim;
+        // Old signals first, then the poll: what ends after the poll signals again.
+        interrupt.event.drain();
+        let is_armed = self.try_step(PollEffort::Arming).is_some();
+        // A thread that is inside meanwhile may have polled before the interrupt was drained, and a
+        // device that has stopped raises none.
+        if !is_armed || is_done() {
+            return InterruptSleep::Woken;
+        }
+        add(&interrupt.sleeps, 1);
+        if !interrupt.event.wait(timeout) {
+            return InterruptSleep::TimedOut;
+        }
+        add(&interrupt.wakes, 1);
+        InterruptSleep::Woken
+    }
+
+    /// Waits for the device's next report inside the gate, where its memory cannot go away. Whoever
+    /// submits meanwhile leaves a request that is served half a microsecond later at most.
+    #[cold]
+    pub(super) fn pause_inside(&self, wait: UserWait) {
+        if !self.gate.try_enter() {
+            return wait.pause();
+        }
+        // SAFETY: inside the gate, in no other call: a driver does not call its channel.
+        let is_well =
+            unsafe { self.queue.with(|queue| queue.call_driver(|hardware| hardware.pause(wait))) };
+        if !is_well {
+            self.gate.close();
+        }
+        self.leave();
+    }
+
+    /// How often threads slept in the interrupt, and how often it woke them.
+    pub(super) fn interrupt_statistics(&self) -> ChannelStatistics {
+        let Some(interrupt) = &self.interrupt else { return ChannelStatistics::default() };
+        ChannelStatistics {
+            sleeps: interrupt.sleeps.load(Ordering::Acquire),
+            wakes: interrupt.wakes.load(Ordering::Acquire),
+            ..ChannelStatistics::default()
+        }
+    }
+}
