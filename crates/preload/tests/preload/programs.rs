@@ -49,12 +49,40 @@ fn a_shell_with_pipes_and_many_children_does_the_same() {
     assert!(output.is_empty() || output.lines().count() == 3, "{output}");
 }
 
+/// All C programs of the tests, in one call: the compiler and the assembler are children of it.
 #[test]
 fn a_compiler_compiles_the_same() {
     let folder = folder();
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/calls.c");
-    let words = ["-std=gnu11", "-O2", "-S", "-o", "-", source.to_str().unwrap()];
-    assert!(same("cc", &words, folder.path()).is_some_and(|output| output.contains("main")));
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
+    let files = std::fs::read_dir(tests).unwrap().map(|file| file.unwrap().path());
+    let mut sources: Vec<_> =
+        files.filter(|file| file.extension().is_some_and(|it| it == "c")).collect();
+    sources.sort();
+    assert!(sources.len() >= 5, "{sources:?}");
+    for source in sources {
+        let words = ["-std=gnu11", "-O2", "-S", "-o", "-", source.to_str().unwrap()];
+        assert!(same("cc", &words, folder.path()).is_some_and(|output| output.contains(".text")));
+    }
+}
+
+/// A child for every few copies, some of which end without `exit`, and others that start a program.
+#[test]
+fn a_program_that_forks_a_lot_does_the_same() {
+    let script = "import os
+def child(turn):
+    text = bytes([turn % 251]) * 300000
+    if turn % 3 == 0:
+        os.execvp('true', ['true'])
+    os._exit(len(bytearray(text)[150000:]) // 1000 == 150 and 7)
+done = 0
+for turn in range(300):
+    process = os.fork()
+    if process == 0:
+        child(turn)
+    done += os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+print(done)";
+    let output = same("python3", &["-c", script], folder().path());
+    assert!(output.is_none_or(|output| output.trim() == "1400"));
 }
 
 #[test]
@@ -95,9 +123,13 @@ fn python_passes_its_own_tests() {
         return skip(Requirement::Programs, "python3 with its tests is not installed");
     }
     let folder = folder();
-    let mut command = preloaded("python3");
-    command.envs([SHARED, HEAP]);
-    let output = command.args(["-m", "unittest"]).args(tests).current_dir(folder.path()).output();
-    let output = output.unwrap();
-    assert!(output.status.success() && text(&output).contains("\nOK"), "{}", text(&output));
+    let file = CallProfileFile::create().expect("there is memory");
+    let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_fd().as_raw_fd());
+    for variables in [[SHARED, HEAP], [(VARIABLE, path.as_str()), HEAP]] {
+        let mut command = preloaded("python3");
+        command.envs(variables).args(["-m", "unittest"]).args(tests).current_dir(folder.path());
+        let output = command.output().unwrap();
+        let said = text(&output);
+        assert!(output.status.success() && said.contains("\nOK"), "{variables:?}: {said}");
+    }
 }
