@@ -97,9 +97,8 @@ fn name_tracks(events: &mut Vec<Value>) {
 fn lane(span: &str, fields: &Map<String, Value>) -> String {
     let text = |field: &str| fields.get(field).and_then(Value::as_str);
     // Without the details of a path.
-    let word = |field: &str| {
-        text(field).and_then(|text| text.split_whitespace().next()).map(spaced)
-    };
+    let word =
+        |field: &str| text(field).and_then(|text| text.split_whitespace().next()).map(spaced);
     let mut name = word("operation").unwrap_or_else(|| span.to_owned());
     if let Some(path) = word("path") {
         name = format!("{name}, {path}");
