@@ -44,7 +44,7 @@ fn two_ranges_are_found_together_or_neither_is_held() {
     drop(cache.acquire(address + 2 * page, page, Access::Write).unwrap());
     let hits = cache.statistics().hits;
     let leases = cache.find_both(wanted).unwrap();
-    assert_eq!(leases.each_ref().map(|lease| lease.access()), [Access::Read, Access::Write]);
+    assert_eq!(leases.each_ref().map(Lease::access), [Access::Read, Access::Write]);
     assert_eq!(cache.statistics().hits, hits + 2);
     drop(leases);
     // Nothing keeps them in use: they make space for others.
