@@ -6,7 +6,7 @@
 
 use super::work::Chunk;
 use crate::contract::{Kernel, Opcode};
-use crate::runtime::execute::{self, Operands};
+use crate::runtime::execute::{self, NextRange, Operands};
 
 /// One range to copy or fill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,12 @@ pub unsafe fn execute_segments(kernel: Kernel, segments: impl Iterator<Item = Wo
     let kernel = kernel.or_cached();
     let mut segments = segments.filter(|segment| segment.length > 0).peekable();
     while let Some(segment) = segments.next() {
-        let next = segments.peek().map(|next| (next.source, next.length));
+        let next = segments.peek().map(|next| NextRange {
+            operation: next.operation,
+            source: next.source,
+            target: next.target,
+            length: next.length,
+        });
         let WorkSegment { operation, value, source, target, length } = segment;
         let operands = Operands::new(source, target);
         // SAFETY: the caller upholds the contract.
@@ -88,7 +93,12 @@ impl SegmentList {
             let segment = &self.segments[index];
             index += 1;
             let next = self.segments.get(index).filter(|_| segment.end < end);
-            let next = next.map(|next| (next.source, next.end.min(end) - segment.end));
+            let next = next.map(|next| NextRange {
+                operation: next.operation,
+                source: next.source,
+                target: next.target,
+                length: next.end.min(end) - segment.end,
+            });
             let (skipped, stop) = (offset - start, segment.end.min(end));
             // SAFETY: the range lies inside the segment; the caller upholds the rest.
             unsafe {
@@ -111,12 +121,20 @@ mod tests {
     use super::*;
 
     fn execute_in_chunks(segments: &[WorkSegment], chunk_bytes: u64) {
+        // Twice with the same result: without and with requests of what follows.
+        let ahead = Kernel::Stream(memferry_sys::copy::stream::Streaming::Prefetch).or_cached();
+        for kernel in [Kernel::Cached, ahead] {
+            execute_with(kernel, segments, chunk_bytes);
+        }
+    }
+
+    fn execute_with(kernel: Kernel, segments: &[WorkSegment], chunk_bytes: u64) {
         let total = segments.iter().map(|segment| segment.length).sum::<u64>();
         let list = SegmentList::new(segments.iter().copied(), chunk_bytes);
         for offset in (0..total).step_by(chunk_bytes as usize) {
             let chunk = Chunk { offset, length: chunk_bytes.min(total - offset) };
             // SAFETY: the tests list ranges of live buffers that do not overlap.
-            unsafe { list.execute(Kernel::Cached, chunk_bytes, chunk) };
+            unsafe { list.execute(kernel, chunk_bytes, chunk) };
         }
     }
 

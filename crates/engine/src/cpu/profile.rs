@@ -10,6 +10,7 @@ use memferry_sys::copy::stream::Streaming;
 use memferry_sys::{affinity, cpu};
 
 use super::calibrate;
+use crate::contract::Kernel;
 use crate::runtime::profile_store::{self, MeasureError, ProfileFields, StoredProfile};
 pub use crate::runtime::profile_store::{ProfileError, ProfileOrigin, ProfileSource};
 
@@ -83,6 +84,15 @@ impl CpuProfile {
     /// Writes the profile atomically.
     pub fn save(&self, path: &Path) -> io::Result<()> {
         profile_store::save(self, path)
+    }
+
+    /// The kernel of short segments, which are not worth bypassing the caches. They request their
+    /// successors where copies with such requests were the fastest of data in no cache.
+    pub fn segment_kernel(&self) -> Kernel {
+        match self.streaming {
+            Streaming::Prefetch => Kernel::Stream(Streaming::Prefetch),
+            _ => Kernel::Cached,
+        }
     }
 
     /// Values that suit most machines, from the processor's flags and cache sizes.

@@ -1,6 +1,7 @@
 //! Execution of an operation on the calling processor: for engines that are processors, and for the
 //! fallback after another engine failed.
 
+use memferry_sys::copy::stream::Streaming;
 use memferry_sys::{copy, crc};
 
 use crate::contract::{Kernel, Opcode};
@@ -78,9 +79,18 @@ pub(crate) unsafe fn run(
     None
 }
 
-/// Executes one operation of a list, of which `next` is the following source and its length. A short
-/// copy through the caches requests that one: the processor's own prefetchers start anew in every
-/// range, and short ranges end before they help.
+/// The operation that follows in a list.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NextRange {
+    pub(crate) operation: Opcode,
+    pub(crate) source: u64,
+    pub(crate) target: u64,
+    pub(crate) length: u64,
+}
+
+/// Executes one operation of a list, of which `next` is the following one. Its first lines are
+/// requested, or all lines of its source if the kernel is of that kind: the processor's own prefetchers
+/// start anew in every range, and short ranges end before they help.
 ///
 /// # Safety
 /// As for [`run`]; any `next` is allowed.
@@ -91,7 +101,7 @@ pub(crate) unsafe fn run_before(
     operands: Operands,
     length: u64,
     value: u8,
-    next: Option<(u64, u64)>,
+    next: Option<NextRange>,
 ) {
     /// The maximum length of a range whose successor is requested while it is copied: two of them
     /// fit into a first-level cache.
@@ -99,14 +109,19 @@ pub(crate) unsafe fn run_before(
     // SAFETY: the caller upholds the contract.
     unsafe {
         match (operation, next) {
-            (Opcode::Copy, Some((next, next_length)))
-                if length <= MAX_BYTES && !kernel.bypasses_caches() =>
+            (Opcode::Copy, Some(next))
+                if length <= MAX_BYTES && kernel == Kernel::Stream(Streaming::Prefetch) =>
             {
                 let (target, source) = (operands.target as *mut u8, operands.source as *const u8);
-                let (next, next_length) = (next as *const u8, next_length as usize);
+                let (next, next_length) = (next.source as *const u8, next.length as usize);
                 copy::ahead::copy_before(target, source, length as usize, next, next_length);
             }
-            _ => _ = run(operation, kernel, operands, length, value),
+            _ => {
+                if let Some(next) = next {
+                    prefetch(next.operation, next.source, next.target);
+                }
+                run(operation, kernel, operands, length, value);
+            }
         }
     }
 }
