@@ -20,6 +20,8 @@ const FIRST_SLEEP: Duration = Duration::from_micros(20);
 const MAX_SLEEP: Duration = Duration::from_millis(1);
 /// The longest wait for interrupts without a poll by a timeout.
 const MAX_INTERRUPT_WAIT: Duration = Duration::from_millis(100);
+/// The maximum time of one sleep: the transfer may end without an interrupt, by a thread that helps.
+const MAX_INTERRUPT_SLEEP: Duration = Duration::from_millis(4);
 
 #[inline]
 fn poll(channel: &dyn Channel, is_brief: bool) -> bool {
@@ -130,12 +132,11 @@ impl Completion {
             if left.is_zero() || has_interrupts && channel.estimate_ns() <= MAX_POLLED_NS {
                 return has_interrupts;
             }
-            match channel.sleep_until_interrupt(left, &|| self.is_done()) {
+            match channel.sleep_until_interrupt(left.min(MAX_INTERRUPT_SLEEP), &|| self.is_done()) {
                 InterruptSleep::Unavailable => return has_interrupts,
-                InterruptSleep::TimedOut => return true,
-                // It may be early, or that of another transfer.
-                InterruptSleep::Woken if self.poll_some(channel, is_brief) => return true,
-                InterruptSleep::Woken => has_interrupts = true,
+                // It may be early, lost, or that of another transfer.
+                _ if self.poll_some(channel, is_brief) => return true,
+                _ => has_interrupts = true,
             }
         }
     }

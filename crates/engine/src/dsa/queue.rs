@@ -416,6 +416,10 @@ unsafe impl HardwareQueue for DsaQueue {
         }
     }
 
+    fn monitors_memory(&self) -> bool {
+        true
+    }
+
     fn pause(&mut self, wait: UserWait) {
         match self.reported < self.published {
             true => self.memory.wait_for_record(self.index(self.reported), wait),

@@ -43,6 +43,8 @@ pub struct DeviceChannel {
     counters: ChannelCounters,
     /// The interrupt of the device, if it has one.
     interrupt: Option<ChannelInterrupt>,
+    /// Whether a pause is inside the gate, where the driver monitors memory of the device.
+    monitors_memory: bool,
     /// What `memferry top` shows. Written inside the gate.
     shown: Option<Block<kinds::ChannelCounters>>,
     capacity: usize,
@@ -103,6 +105,7 @@ impl DeviceChannel {
     /// Creates a channel of at most `capacity` descriptors, and never more than [`MAX_CAPACITY`].
     pub fn new(hardware: Box<dyn HardwareQueue>, capacity: usize) -> Self {
         let capacity = capacity.clamp(1, MAX_CAPACITY);
+        let monitors_memory = hardware.monitors_memory();
         Self {
             gate: DriverGate::new(),
             queue: GatedQueue(UnsafeCell::new(PciQueue::new(hardware))),
@@ -110,6 +113,7 @@ impl DeviceChannel {
             failures: Mutex::default(),
             counters: ChannelCounters::default(),
             interrupt: None,
+            monitors_memory,
             shown: None,
             capacity: capacity.max(1),
         }
@@ -318,7 +322,8 @@ unsafe impl Channel for DeviceChannel {
     fn pause(&self) {
         match UserWait::of_processor() {
             UserWait::Pause => spin_hint(),
-            wait => self.pause_inside(wait),
+            wait if self.monitors_memory => self.pause_inside(wait),
+            wait => wait.pause(),
         }
     }
 

@@ -69,6 +69,11 @@ pub unsafe trait HardwareQueue: Send + Debug {
     /// that has stopped is left to [`HardwareQueue::recover`].
     fn poll_completions(&mut self, ended: &mut Vec<HwStatus>);
 
+    /// Whether [`HardwareQueue::pause`] monitors memory that the device writes.
+    fn monitors_memory(&self) -> bool {
+        false
+    }
+
     /// Waits for a moment between two polls, on a processor that can monitor memory: at most half a
     /// microsecond, or until the device reports the oldest descriptor.
     fn pause(&mut self, wait: UserWait) {

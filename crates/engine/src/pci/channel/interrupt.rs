@@ -17,7 +17,7 @@ use memferry_sys::user_wait::UserWait;
 use super::effort::PollEffort;
 use super::{DeviceChannel, add};
 use crate::completion::polling::MAX_POLLED_NS;
-use crate::contract::{ChannelStatistics, CostLine, InterruptSleep};
+use crate::contract::{Channel, ChannelStatistics, CostLine, InterruptSleep};
 
 /// Nobody sleeps.
 const NOBODY: u32 = 0;
@@ -85,7 +85,7 @@ impl DeviceChannel {
         if effort == PollEffort::Arming {
             return;
         }
-        // Pairs with the claim, which precedes the sleeper's look at its transfer: either this thread
+        // Pairs with the fence of the sleeper, which precedes the sleeper's look at its transfer: either this thread
         // sees the sleeper, or the sleeper sees what was finished.
         fence(Ordering::SeqCst);
         if interrupt.sleeper.load(Ordering::Relaxed) == SLEEPING {
@@ -111,14 +111,16 @@ impl DeviceChannel {
         let Some(claim) = interrupt.and_then(ChannelInterrupt::claim) else {
             return InterruptSleep::Unavailable;
         };
-        fence(Ordering::SeqCst);
         let SleepClaim(interrupt) = claim;
-        // Old signals first, then the poll: what ends after the poll signals again.
+        // Old signals first, then the poll: what ends after the poll signals again. A thread that has
+        // signalled before the drain signals anew for what it finishes later.
         interrupt.event.drain();
+        interrupt.sleeper.store(SLEEPING, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
         let is_armed = self.try_step(PollEffort::Arming).is_some();
         // A thread that is inside meanwhile may have polled before the interrupt was drained, and a
-        // device that has stopped raises none.
-        if !is_armed || is_done() {
+        // device that has stopped raises none. Of what is left, so little may request none.
+        if !is_armed || is_done() || self.outstanding_bytes() < interrupt.min_bytes {
             return InterruptSleep::Woken;
         }
         add(&interrupt.sleeps, 1);

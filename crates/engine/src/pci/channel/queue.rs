@@ -48,9 +48,10 @@ impl PciQueue {
         }
     }
 
-    /// Whether the last poll found a device that has to be recovered.
+    /// Whether no interrupt will come: the device has to be recovered, or nothing is posted before the
+    /// processor has executed what failed.
     pub(super) fn is_stopped(&self) -> bool {
-        self.is_stopped
+        self.is_stopped || self.failed > 0
     }
 
     /// Whether every accepted descriptor is finished.
@@ -130,10 +131,11 @@ impl PciQueue {
         };
         // What is posted is counted at once: a panic finds it so.
         let post_all = || {
-            let before = *posted;
+            let (before, mut has_accepted) = (*posted, false);
             while *posted < entries.len() && *failed == 0 {
                 match post_one(&mut **hardware, entries, *posted) {
                     PostOutcome::Accepted => {
+                        has_accepted = true;
                         *quiet_bytes =
                             quiet_bytes.saturating_add(entries[*posted].descriptor.length());
                         if *quiet_bytes >= interrupt_bytes && is_end_of_transfer(entries, *posted) {
@@ -143,7 +145,7 @@ impl PciQueue {
                     }
                     PostOutcome::Full => {
                         // Nobody posts the rest before a poll.
-                        if interrupt_bytes < u64::MAX && *posted > before {
+                        if interrupt_bytes < u64::MAX && has_accepted {
                             hardware.request_interrupt();
                         }
                         break;
@@ -155,6 +157,11 @@ impl PciQueue {
                     }
                 }
                 *posted += 1;
+            }
+            // The last part of a transfer may have ended at once.
+            if has_accepted && *quiet_bytes >= interrupt_bytes {
+                hardware.request_interrupt();
+                *quiet_bytes = 0;
             }
             if *posted > before {
                 hardware.ring_doorbell();
