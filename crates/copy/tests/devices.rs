@@ -193,7 +193,7 @@ fn waiters_of_long_copies_sleep_until_the_interrupt_of_the_device() {
     while ferry.statistics().engine("ioat").wakes == 0 {
         copy(&ferry, source.as_slice(), target.as_mut_slice(), Options::new());
     }
-    assert!(model.interrupts() > 0);
+    assert!(model.interrupts().raised() > 0);
     assert_eq!(model.protocol_violations(), Vec::<String>::new());
 }
 
@@ -207,7 +207,7 @@ fn waiters_end_whatever_happens_to_interrupts() {
     ];
     for faults in all {
         let model = IoatModel::builder().contiguous(true).build();
-        model.set_interrupt_faults(faults);
+        model.interrupts().set_faults(faults);
         let engine = Arc::new(IoatEngine::over_model(model.clone()).unwrap());
         let ferry = ferry_over(engine, 1);
         let (source, mut target) = (patterned(4 * MIB), Pages::new(4 * MIB).unwrap());
@@ -216,7 +216,7 @@ fn waiters_end_whatever_happens_to_interrupts() {
             copy(&ferry, source.as_slice(), target.as_mut_slice(), Options::new());
         }
         assert_eq!(
-            model.interrupts() > 0,
+            model.interrupts().raised() > 0,
             !faults.is_refused && faults.lost != FaultSchedule::Always
         );
     }

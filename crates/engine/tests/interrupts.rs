@@ -12,7 +12,7 @@ use memferry_engine::dsa::DsaEngine;
 use memferry_engine::ioat::IoatEngine;
 use memferry_engine::nic::{NicConfig, NicEngine};
 use memferry_engine::testing::dsa_model::{DsaFaults, DsaModel};
-use memferry_engine::testing::interrupts::InterruptFaults;
+use memferry_engine::testing::interrupts::{InterruptFaults, ModelInterrupts};
 use memferry_engine::testing::ioat_model::{FaultSchedule, IoatFaults, IoatModel};
 use memferry_engine::testing::nic_model::NicModel;
 use memferry_engine::{ChannelOptions, Descriptor, Engine, InterruptSleep, Opcode};
@@ -54,23 +54,7 @@ impl Model {
         }
     }
 
-    fn set_faults(&self, faults: InterruptFaults) {
-        match self {
-            Self::Ioat(model) => model.set_interrupt_faults(faults),
-            Self::Dsa(model) => model.set_interrupt_faults(faults),
-            Self::Nic(model) => model.set_interrupt_faults(faults),
-        }
-    }
-
-    fn raise_spurious(&self) {
-        match self {
-            Self::Ioat(model) => model.raise_spurious_interrupts(),
-            Self::Dsa(model) => model.raise_spurious_interrupts(),
-            Self::Nic(model) => model.raise_spurious_interrupts(),
-        }
-    }
-
-    fn interrupts(&self) -> u64 {
+    fn interrupts(&self) -> &ModelInterrupts {
         match self {
             Self::Ioat(model) => model.interrupts(),
             Self::Dsa(model) => model.interrupts(),
@@ -155,12 +139,12 @@ impl Rig {
 fn a_long_copy_wakes_its_waiter_by_an_interrupt() {
     for model in Model::all() {
         let rig = Rig::new(&model);
-        let before = model.interrupts();
+        let before = model.interrupts().raised();
         while rig.channel.statistics().wakes == 0 {
             let copy = rig.begin(LONG_BYTES);
             assert_ne!(rig.wait(&copy, LONG), InterruptSleep::Unavailable);
         }
-        assert!(model.interrupts() > before);
+        assert!(model.interrupts().raised() > before);
         assert!(rig.is_copied(LONG_BYTES));
         drop(rig);
         assert_eq!(model.violations(), Vec::<String>::new());
@@ -174,26 +158,28 @@ fn short_copies_request_an_interrupt_only_for_as_much_work_as_a_waiter_polls_for
         // One tells the card to be armed; it is no frame's yet.
         let polled = rig.begin(SHORT_BYTES);
         rig.wait(&polled, Duration::from_millis(1));
-        let before = model.interrupts();
+        let before = model.interrupts().raised();
         for _ in 0..4 {
             let copy = rig.begin(128);
             assert!(rig.channel.park(rig.channel.statistics().submitted, LONG));
             assert!(copy.is_done());
         }
-        assert_eq!(model.interrupts(), before);
+        assert_eq!(model.interrupts().raised(), before);
     }
 }
 
 #[test]
 fn a_lost_interrupt_is_made_good_by_the_timeout() {
     for model in Model::all() {
-        model.set_faults(InterruptFaults { lost: FaultSchedule::Always, ..Default::default() });
+        model
+            .interrupts()
+            .set_faults(InterruptFaults { lost: FaultSchedule::Always, ..Default::default() });
         let rig = Rig::new(&model);
         for _ in 0..3 {
             let copy = rig.begin(LONG_BYTES);
             rig.wait(&copy, Duration::from_millis(5));
         }
-        assert_eq!(model.interrupts(), 0);
+        assert_eq!(model.interrupts().raised(), 0);
         assert!(rig.is_copied(LONG_BYTES));
     }
 }
@@ -202,7 +188,7 @@ fn a_lost_interrupt_is_made_good_by_the_timeout() {
 fn an_early_interrupt_is_polled_after_and_the_rest_is_slept_through() {
     let delay = Duration::from_millis(20);
     for model in Model::all() {
-        model.set_faults(InterruptFaults { is_early: true, ..Default::default() });
+        model.interrupts().set_faults(InterruptFaults { is_early: true, ..Default::default() });
         let rig = Rig::new(&model);
         match &model {
             Model::Ioat(model) => model.set_faults(IoatFaults { delay, ..IoatFaults::default() }),
@@ -223,7 +209,7 @@ fn interrupts_for_no_reason_end_no_copy() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
-                    model.raise_spurious();
+                    model.interrupts().raise_spurious();
                     std::thread::yield_now();
                 }
             });
@@ -240,13 +226,13 @@ fn interrupts_for_no_reason_end_no_copy() {
 #[test]
 fn without_an_eventfd_nobody_sleeps_in_it() {
     for model in Model::all() {
-        model.set_faults(InterruptFaults { is_refused: true, ..Default::default() });
+        model.interrupts().set_faults(InterruptFaults { is_refused: true, ..Default::default() });
         let rig = Rig::new(&model);
         let copy = rig.begin(LONG_BYTES);
         assert_eq!(rig.channel.sleep_until_interrupt(LONG, &|| false), InterruptSleep::Unavailable);
         assert!(rig.channel.park(1, LONG));
         assert!(copy.is_done());
-        assert_eq!((model.interrupts(), rig.channel.statistics().sleeps), (0, 0));
+        assert_eq!((model.interrupts().raised(), rig.channel.statistics().sleeps), (0, 0));
         assert_eq!(model.violations(), Vec::<String>::new());
     }
 }
@@ -256,7 +242,7 @@ fn one_thread_sleeps_in_the_interrupt_and_whoever_finishes_its_copy_wakes_it() {
     let delay = Duration::from_secs(3600);
     let model = ioat_model();
     let faults = InterruptFaults { lost: FaultSchedule::Always, ..Default::default() };
-    model.set_interrupt_faults(faults);
+    model.interrupts().set_faults(faults);
     let rig = Rig::new(&Model::Ioat(model.clone()));
     model.set_faults(IoatFaults { delay, ..IoatFaults::default() });
     let copy = rig.begin(LONG_BYTES);

@@ -21,7 +21,7 @@ pub struct InterruptFaults {
 
 /// The vectors of a model.
 #[derive(Debug, Default)]
-pub(super) struct ModelInterrupts(Mutex<InterruptState>);
+pub struct ModelInterrupts(Mutex<InterruptState>);
 
 #[derive(Debug, Default)]
 struct InterruptState {
@@ -32,7 +32,8 @@ struct InterruptState {
 }
 
 impl ModelInterrupts {
-    pub(super) fn set_faults(&self, faults: InterruptFaults) {
+    /// Replaces the faults.
+    pub fn set_faults(&self, faults: InterruptFaults) {
         lock(&self.0).faults = faults;
     }
 
@@ -68,12 +69,12 @@ impl ModelInterrupts {
     }
 
     /// Raises all interrupts for no reason.
-    pub(super) fn raise_spurious(&self) {
+    pub fn raise_spurious(&self) {
         lock(&self.0).vectors.iter().for_each(|event| event.signal());
     }
 
     /// The interrupts of descriptors that were raised.
-    pub(super) fn raised(&self) -> u64 {
+    pub fn raised(&self) -> u64 {
         lock(&self.0).raised
     }
 }

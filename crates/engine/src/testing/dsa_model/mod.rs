@@ -10,7 +10,7 @@
 //! files in a folder, and the addresses of the process are those of the device.
 //!
 //! It raises interrupts by eventfds, and can lose them, raise them early or for no reason
-//! ([`InterruptFaults`]). It has no configuration space.
+//! ([`InterruptFaults`](crate::testing::interrupts::InterruptFaults)). It has no configuration space.
 
 mod access;
 pub(crate) mod crc;
@@ -44,7 +44,7 @@ use self::state::DsaModelState;
 use crate::dsa::DsaEngine;
 use crate::dsa::descriptor::opcode;
 use crate::dsa::registers::{self, GeneralCapabilities, GroupCapabilities, QueueCapabilities};
-use crate::testing::interrupts::{InterruptFaults, ModelInterrupts};
+use crate::testing::interrupts::ModelInterrupts;
 use crate::testing::ioat_model::{EFAULT, EINVAL, EIO, ENOMEM, ETIMEDOUT};
 use crate::testing::iova_memory::IovaMemory;
 
@@ -335,19 +335,9 @@ impl DsaModel {
         }
     }
 
-    /// Sets the faults of its interrupts.
-    pub fn set_interrupt_faults(&self, faults: InterruptFaults) {
-        self.shared.interrupts.set_faults(faults);
-    }
-
-    /// Raises all interrupts, for no reason.
-    pub fn raise_spurious_interrupts(&self) {
-        self.shared.interrupts.raise_spurious();
-    }
-
-    /// The number of interrupts that descriptors have raised.
-    pub fn interrupts(&self) -> u64 {
-        self.shared.interrupts.raised()
+    /// The interrupts.
+    pub fn interrupts(&self) -> &ModelInterrupts {
+        &self.shared.interrupts
     }
 
     /// The protocol violations of the driver; empty for a correct driver.

@@ -7,7 +7,7 @@
 //! [`IoatFaults`] injects the failures of devices.
 //!
 //! It raises interrupts by eventfds, and can lose them, raise them early or for no reason
-//! ([`InterruptFaults`]). It has no configuration space.
+//! ([`InterruptFaults`](crate::testing::interrupts::InterruptFaults)). It has no configuration space.
 
 mod access;
 mod channel;
@@ -32,7 +32,7 @@ pub(crate) use faults::PATIENCE;
 pub use faults::{EFAULT, EINVAL, EIO, ENOMEM, ENOSPC, ETIMEDOUT, FaultSchedule, IoatFaults};
 
 use crate::ioat::{IoatEngine, registers};
-use crate::testing::interrupts::{InterruptFaults, ModelInterrupts};
+use crate::testing::interrupts::ModelInterrupts;
 use crate::testing::iova_memory::IovaMemory;
 use access::DeviceRegisters;
 use channel::{ChannelRegisters, IoatModelChannel};
@@ -252,19 +252,9 @@ impl IoatModel {
         }
     }
 
-    /// Sets the faults of its interrupts.
-    pub fn set_interrupt_faults(&self, faults: InterruptFaults) {
-        self.shared.interrupts.set_faults(faults);
-    }
-
-    /// Raises all interrupts, for no reason.
-    pub fn raise_spurious_interrupts(&self) {
-        self.shared.interrupts.raise_spurious();
-    }
-
-    /// The number of interrupts that descriptors have raised.
-    pub fn interrupts(&self) -> u64 {
-        self.shared.interrupts.raised()
+    /// The interrupts.
+    pub fn interrupts(&self) -> &ModelInterrupts {
+        &self.shared.interrupts
     }
 
     /// The protocol violations of the driver; empty for a correct driver.

@@ -16,7 +16,7 @@ use memferry_sys::sync::lock;
 
 use self::memory::NicModelMemory;
 use crate::nic::{NicConfig, NicEngine, registers as r};
-use crate::testing::interrupts::{InterruptFaults, ModelInterrupts};
+use crate::testing::interrupts::ModelInterrupts;
 use crate::testing::ioat_model::PATIENCE;
 
 impl NicEngine {
@@ -98,19 +98,9 @@ impl NicModel {
         self.shared.doorbell.notify_all();
     }
 
-    /// Sets the faults of its interrupt.
-    pub fn set_interrupt_faults(&self, faults: InterruptFaults) {
-        self.shared.interrupts.set_faults(faults);
-    }
-
-    /// Raises the interrupt, for no reason.
-    pub fn raise_spurious_interrupts(&self) {
-        self.shared.interrupts.raise_spurious();
-    }
-
-    /// The number of interrupts that frames have raised.
-    pub fn interrupts(&self) -> u64 {
-        self.shared.interrupts.raised()
+    /// The interrupts.
+    pub fn interrupts(&self) -> &ModelInterrupts {
+        &self.shared.interrupts
     }
 
     /// The observations so far.
