@@ -11,6 +11,7 @@ mod inline;
 mod offload;
 mod pinning;
 mod pipeline;
+mod residency;
 mod single;
 mod stream;
 
@@ -264,7 +265,8 @@ pub(crate) use active_copy::{ActiveCopy, MessageBuffers};
 pub(crate) use cooperative::{CooperativeCopy, start_sender_copy};
 pub(crate) use eager::write_eager;
 pub(crate) use inline::write_inline;
-pub(crate) use pinning::{ResidencyCache, copy_now};
+pub(crate) use pinning::copy_now;
+pub(crate) use residency::ResidencyCache;
 pub(crate) use single::start_blocking_copy;
 pub(crate) use stream::receive_fragment;
 
