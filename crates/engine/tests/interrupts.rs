@@ -104,8 +104,14 @@ impl Rig {
 
     /// Starts a copy, as one transfer.
     fn begin(&self, bytes: usize) -> Arc<Completion> {
+        self.begin_at(0, bytes)
+    }
+
+    fn begin_at(&self, offset: usize, bytes: usize) -> Arc<Completion> {
         let completion = Arc::new(Completion::whole());
-        let (source, target) = (self.source.as_ptr() as u64, self.target.as_ptr() as u64);
+        assert!(offset + bytes <= LONG_BYTES);
+        let start = |pages: &Pages| (pages.as_ptr() as usize + offset) as u64;
+        let (source, target) = (start(&self.source), start(&self.target));
         // SAFETY: inside memory that outlives the channel, and nothing else uses it.
         let copy = unsafe {
             Descriptor::new(Opcode::Copy, source, target, bytes as u64)
@@ -166,6 +172,29 @@ fn short_copies_request_an_interrupt_only_for_as_much_work_as_a_waiter_polls_for
         }
         assert_eq!(model.interrupts().raised(), before);
     }
+}
+
+#[test]
+fn a_thread_that_sleeps_while_the_work_queue_is_full_learns_that_it_is_not() {
+    // The work queue has space for two descriptors of many, and none of the first ones requests an
+    // interrupt by itself.
+    const PART_BYTES: usize = 64 << 10;
+    let delay = Duration::from_millis(1);
+    let faults = DsaFaults { delay, ..DsaFaults::default() };
+    let model = DsaModel::builder().queues(1).total_size(2).batch_shift(0).faults(faults).build();
+    let model = Model::Dsa(model);
+    let rig = Rig::new(&model);
+    let copies: Vec<_> = (0..LONG_BYTES)
+        .step_by(PART_BYTES)
+        .map(|offset| rig.begin_at(offset, PART_BYTES))
+        .collect();
+    let start = Instant::now();
+    copies.iter().for_each(|copy| _ = rig.wait(copy, LONG));
+    assert!(start.elapsed() < LONG, "a sleep has ended by its timeout");
+    assert!(rig.channel.statistics().wakes > 1);
+    assert!(rig.is_copied(LONG_BYTES));
+    drop(rig);
+    assert_eq!(model.violations(), Vec::<String>::new());
 }
 
 #[test]

@@ -45,7 +45,7 @@ impl DsaQueue {
         let batch = DsaDescriptor::new(DsaOperation::Batch { list }, run as u32)
             .with_record(self.memory.clear_batch_record(number));
         // Descriptors of a batch end in any order; the batch ends last.
-        let batch = self.with_interrupt(batch, self.published..self.published + run);
+        let batch = self.with_interrupt(batch, self.published..self.published + run, 1);
         if self.submit(&[batch.words()]) == 0 {
             return 0;
         }
@@ -65,7 +65,7 @@ impl DsaQueue {
         let count = (run as usize).min(space).min(MAX_SINGLES);
         let mut words = [[0; 8]; MAX_SINGLES];
         for (offset, words) in words[..count].iter_mut().enumerate() {
-            *words = self.single(self.published + offset as u64);
+            *words = self.single(self.published + offset as u64, offset + 1);
         }
         let accepted = self.submit(&words[..count]) as u64;
         for number in self.published..self.published + accepted {
@@ -77,17 +77,27 @@ impl DsaQueue {
         accepted
     }
 
-    /// The descriptor of a slot that is submitted by itself.
-    fn single(&self, number: u64) -> PortalWords {
-        self.with_interrupt(self.descriptor(number), number..number + 1).words()
+    /// The descriptor of a slot that is submitted by itself, as the entry after `taken - 1` new ones.
+    fn single(&self, number: u64, taken: usize) -> PortalWords {
+        self.with_interrupt(self.descriptor(number), number..number + 1, taken).words()
     }
 
-    /// Adds the interrupt, if one of these slots raises it.
-    fn with_interrupt(&self, descriptor: DsaDescriptor, numbers: Range<u64>) -> DsaDescriptor {
+    /// Adds the interrupt, if one of these slots raises it, or if the work queue is full with `taken`
+    /// new entries. What waits for an entry is submitted by a poll: a thread that sleeps meanwhile has
+    /// to learn that one is free.
+    fn with_interrupt(
+        &self,
+        descriptor: DsaDescriptor,
+        numbers: Range<u64>,
+        taken: usize,
+    ) -> DsaDescriptor {
+        let Some(handle) = self.interrupt else { return descriptor };
+        let is_full = self.entries() + taken >= self.limits.size;
         let raises = |number| self.slots[self.index(number)].raises_interrupt;
-        match self.interrupt {
-            Some(handle) if numbers.into_iter().any(raises) => descriptor.with_interrupt(handle),
-            _ => descriptor,
+        if is_full || numbers.into_iter().any(raises) {
+            descriptor.with_interrupt(handle)
+        } else {
+            descriptor
         }
     }
 
@@ -150,7 +160,7 @@ impl DsaQueue {
             return;
         }
         self.write(number);
-        if self.submit(&[self.single(number)]) == 1 {
+        if self.submit(&[self.single(number, 1)]) == 1 {
             let index = self.index(number);
             self.slots[index].state = SlotState::Submitted;
             self.singles.push(number);
