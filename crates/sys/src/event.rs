@@ -57,6 +57,30 @@ impl EventFd {
     }
 }
 
+/// An event that a thread sleeps in: an [`EventFd`], or what stands for it in a model of threads.
+pub trait SleepEvent: std::fmt::Debug + Send + Sync {
+    /// As [`EventFd::signal`].
+    fn signal(&self);
+    /// As [`EventFd::wait`].
+    fn wait(&self, timeout: Duration) -> bool;
+    /// As [`EventFd::drain`].
+    fn drain(&self) -> u64;
+}
+
+impl SleepEvent for EventFd {
+    fn signal(&self) {
+        EventFd::signal(self);
+    }
+
+    fn wait(&self, timeout: Duration) -> bool {
+        EventFd::wait(self, timeout)
+    }
+
+    fn drain(&self) -> u64 {
+        EventFd::drain(self)
+    }
+}
+
 impl AsFd for EventFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

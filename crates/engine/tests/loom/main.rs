@@ -14,6 +14,7 @@ mod claims;
 mod completion;
 mod dispatch;
 mod help;
+mod interrupt;
 mod park;
 mod pci;
 mod reset_guard;

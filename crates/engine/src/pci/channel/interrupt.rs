@@ -2,16 +2,17 @@
 //!
 //! A descriptor requests an interrupt if it is the end of a transfer, as far as that is known, and the
 //! work since the last one takes longer than a waiter polls. So at most as much as a waiter polls for is
-//! behind the last interrupt, and a stream of short copies raises few. One thread at a time sleeps in the eventfd; others sleep by the estimate, and are woken by whoever
-//! finishes their transfers. The interrupt is a hint: it may be lost, early or raised for something
-//! else, so the sleep has a timeout, and whoever wakes up polls. A thread that finishes something while
-//! another sleeps signals the same eventfd.
+//! behind the last interrupt, and a stream of short copies raises few. One thread at a time sleeps in
+//! the eventfd; others sleep by the estimate, and are woken by whoever finishes their transfers. The
+//! interrupt is a hint: it may be lost, early or raised for something else, so the sleep has a timeout,
+//! and whoever wakes up polls. A thread that finishes something while another sleeps signals the same
+//! eventfd.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use memferry_sys::EventFd;
-use memferry_sys::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use memferry_sys::event::SleepEvent;
+use memferry_sys::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use memferry_sys::user_wait::UserWait;
 
 use super::effort::PollEffort;
@@ -29,7 +30,7 @@ const SIGNALLED: u32 = 2;
 /// The interrupt of a channel.
 #[derive(Debug)]
 pub struct ChannelInterrupt {
-    event: Arc<EventFd>,
+    event: Arc<dyn SleepEvent>,
     /// The number of bytes that take longer than a waiter polls.
     min_bytes: u64,
     sleeper: AtomicU32,
@@ -40,7 +41,7 @@ pub struct ChannelInterrupt {
 
 impl ChannelInterrupt {
     /// An interrupt that signals `event`, of a device whose copies have this cost.
-    pub fn new(event: Arc<EventFd>, cost: CostLine) -> Self {
+    pub fn new(event: Arc<dyn SleepEvent>, cost: CostLine) -> Self {
         let (sleeps, wakes) = (AtomicU64::new(0), AtomicU64::new(0));
         let polled_ns = (MAX_POLLED_NS as f64 - cost.startup_ns).max(0.0);
         let min_bytes = (polled_ns / cost.ns_per_byte.max(f64::MIN_POSITIVE)) as u64 + 1;
@@ -50,7 +51,7 @@ impl ChannelInterrupt {
     /// Becomes the thread that sleeps, if there is none.
     fn claim(&self) -> Option<SleepClaim<'_>> {
         let claimed =
-            self.sleeper.compare_exchange(NOBODY, SLEEPING, Ordering::SeqCst, Ordering::Relaxed);
+            self.sleeper.compare_exchange(NOBODY, SLEEPING, Ordering::Acquire, Ordering::Relaxed);
         // The drop of a claim ends it: none is made if there is one.
         claimed.is_ok().then(|| SleepClaim(self))
     }
@@ -78,16 +79,17 @@ impl DeviceChannel {
         self.interrupt.as_ref().map_or(u64::MAX, |interrupt| interrupt.min_bytes)
     }
 
-    /// Wakes the thread that sleeps in the interrupt after something was finished by another one.
+    /// Wakes the thread that sleeps in the interrupt after something was finished by another one. Called
+    /// inside the gate.
     #[inline]
     pub(super) fn wake_interrupt_sleeper(&self, effort: PollEffort) {
         let Some(interrupt) = &self.interrupt else { return };
         if effort == PollEffort::Arming {
             return;
         }
-        // Pairs with the fence of the sleeper, which precedes the sleeper's look at its transfer: either this thread
-        // sees the sleeper, or the sleeper sees what was finished.
-        fence(Ordering::SeqCst);
+        // This thread is inside the gate, and the sleeper goes through it before it sleeps. If the sleeper
+        // was inside before, this thread sees that it sleeps; if it comes later, it sees what was
+        // finished.
         if interrupt.sleeper.load(Ordering::Relaxed) == SLEEPING {
             let exchanged = interrupt.sleeper.compare_exchange(
                 SLEEPING,
@@ -115,8 +117,7 @@ impl DeviceChannel {
         // Old signals first, then the poll: what ends after the poll signals again. A thread that has
         // signalled before the drain signals anew for what it finishes later.
         interrupt.event.drain();
-        interrupt.sleeper.store(SLEEPING, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        interrupt.sleeper.store(SLEEPING, Ordering::Relaxed);
         let is_armed = self.try_step(PollEffort::Arming).is_some();
         // A thread that is inside meanwhile may have polled before the interrupt was drained, and a
         // device that has stopped raises none. Of what is left, so little may request none.
