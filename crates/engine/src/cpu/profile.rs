@@ -71,6 +71,12 @@ impl CpuProfile {
         Ok(LOADED.get_or_init(|| Arc::new(profile)).clone())
     }
 
+    /// The profile of processes on all cores of this machine, if one was saved. It says how several cores
+    /// copy at the same time, which a process on one core cannot measure.
+    pub fn saved_for_all_cores() -> Option<Self> {
+        profile_store::saved_for_all(affinity::online_cores())
+    }
+
     /// The default path of saved profiles.
     pub fn default_path() -> Option<PathBuf> {
         profile_store::default_path::<Self>()

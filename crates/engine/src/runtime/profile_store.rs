@@ -188,6 +188,11 @@ pub fn remeasure<S: StoredProfile>() -> S {
 /// Where the values are saved unless told otherwise. The folder is created below the user's cache folder
 /// when values are saved.
 pub fn default_path<S: StoredProfile>() -> Option<PathBuf> {
+    default_name().map(|name| S::path(&name, false))
+}
+
+/// The default path of values for all cores.
+fn default_name() -> Option<PathBuf> {
     let cache = env::var_os("XDG_CACHE_HOME")
         .filter(|path| !path.is_empty())
         .map(PathBuf::from)
@@ -196,7 +201,22 @@ pub fn default_path<S: StoredProfile>() -> Option<PathBuf> {
             let home = env::var_os("HOME").map(PathBuf::from).filter(|home| home.is_dir())?;
             Some(home.join(".cache"))
         })?;
-    Some(S::path(&cache.join("memferry").join("profile"), false))
+    Some(cache.join("memferry").join("profile"))
+}
+
+/// The values that a process on `cores` cores, which are all, has saved at the default path; `None` if there
+/// are none, or if the user wants others. Measures nothing.
+pub fn saved_for_all<S: StoredProfile>(cores: usize) -> Option<S> {
+    let named = env::var("MEMFERRY_PROFILE").unwrap_or_default();
+    if !named.is_empty() && switch::parse(named.trim()) != Some(true) {
+        return None;
+    }
+    saved_for(&default_name()?, cores)
+}
+
+fn saved_for<S: StoredProfile>(path: &Path, cores: usize) -> Option<S> {
+    let text = fs::read_to_string(path).ok()?;
+    parse(&text, &machine_line_for::<S>(cores)).ok().flatten()
 }
 
 /// Creates the folder of a file, for files in the user's cache folder.
@@ -351,8 +371,12 @@ fn read<S: StoredProfile>(path: &Path) -> Result<Option<S>, ProfileError> {
 
 /// The first line: the version, cores and machine that the values apply to.
 fn machine_line<S: StoredProfile>() -> String {
+    machine_line_for::<S>(S::cores())
+}
+
+fn machine_line_for<S: StoredProfile>(cores: usize) -> String {
     let version = env!("CARGO_PKG_VERSION");
-    format!("{} {version} {} {}\n", S::MAGIC, S::cores(), cpu::info().model)
+    format!("{} {version} {cores} {}\n", S::MAGIC, cpu::info().model)
 }
 
 /// The contents of the file.
@@ -363,7 +387,11 @@ pub fn to_text<S: StoredProfile>(values: &S) -> String {
 /// Parses the contents of a file; `None` if it is of another machine or version, or if the values
 /// are implausible.
 pub fn from_text<S: StoredProfile>(text: &str) -> Result<Option<S>, String> {
-    match text.strip_prefix(&machine_line::<S>()) {
+    parse(text, &machine_line::<S>())
+}
+
+fn parse<S: StoredProfile>(text: &str, machine_line: &str) -> Result<Option<S>, String> {
+    match text.strip_prefix(machine_line) {
         Some(fields) if ProfileFields(fields).find(REJECTED_FIELD).is_some() => Ok(None),
         Some(fields) => {
             let values = S::from_fields(&ProfileFields(fields))?;

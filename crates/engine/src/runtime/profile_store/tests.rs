@@ -232,3 +232,17 @@ fn values_that_no_machine_has_are_neither_saved_nor_believed_when_they_are_found
     next_weights(&[Ok(7.0)]);
     assert_eq!(load_weight(&path), Weight { origin: ProfileOrigin::Measured, grams: 7.0 });
 }
+
+#[test]
+fn a_process_on_fewer_cores_reads_what_was_saved_for_all_and_measures_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("height");
+    assert_eq!(saved_for::<Height>(&path, 8), None);
+    fs::write(&path, machine_line_for::<Height>(8) + "metres 4\n").unwrap();
+    let found = saved_for::<Height>(&path, 8).map(|height| height.metres);
+    assert_eq!(found, Some(4.0));
+    assert_eq!(saved_for::<Height>(&path, 16), None, "of another machine");
+    assert_eq!(from_text::<Height>(&fs::read_to_string(&path).unwrap()), Ok(None));
+    fs::write(&path, "no profile").unwrap();
+    assert_eq!(saved_for::<Height>(&path, 8), None);
+}
