@@ -269,18 +269,30 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) shared_heap: bool,
     /// Report as one JSON object instead of text
-    #[arg(long, requires = "profile")]
+    #[arg(long, requires = "profile", conflicts_with = "copies")]
     pub(crate) json: bool,
     /// Write the report to this file instead of the standard error output
-    #[arg(long, value_name = "FILE", requires = "profile")]
+    #[arg(long, value_name = "FILE", requires = "profile", conflicts_with = "copies")]
     pub(crate) output: Option<PathBuf>,
     /// Write a report with plots to this file as well
-    #[arg(long, value_name = "FILE.html", requires = "profile")]
+    #[arg(long, value_name = "FILE.html", requires = "profile", conflicts_with = "copies")]
     pub(crate) report: Option<PathBuf>,
     /// The program and its arguments
     #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
     #[arg(allow_hyphen_values = true)]
     pub(crate) words: Vec<OsString>,
+}
+
+impl RunArgs {
+    /// What is wrong with the arguments. A mistyped option would be taken for the command.
+    fn problem(&self) -> Option<String> {
+        let first = self.words.first().map(|word| word.to_string_lossy()).unwrap_or_default();
+        if first.starts_with('-') {
+            return Some(format!("there is no option {first}; `memferry run --help` lists all"));
+        }
+        let has_use = self.profile || self.copies || self.shared_heap;
+        (!has_use).then(|| "nothing to do; add --profile, --copies or --shared-heap".to_owned())
+    }
 }
 
 /// Arguments of `memferry env`.
@@ -298,7 +310,14 @@ pub(crate) struct EnvArgs {
 pub(crate) fn parse() -> Cli {
     let mut command = command();
     let matches = command.get_matches_mut();
-    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit())
+    let cli = Cli::from_arg_matches(&matches);
+    let cli = cli.unwrap_or_else(|error| error.format(&mut command).exit());
+    if let CliCommand::Run(run) = &cli.command
+        && let Some(problem) = run.problem()
+    {
+        command.error(clap::error::ErrorKind::UnknownArgument, problem).exit();
+    }
+    cli
 }
 
 /// The command line, with the benches of this build in the help of `bench`.

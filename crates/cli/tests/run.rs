@@ -69,6 +69,12 @@ fn refusal(words: &[&str]) -> String {
     String::from_utf8(assert.get_output().stderr.clone()).unwrap()
 }
 
+/// What the program says to wrong arguments.
+fn wrong_arguments(words: &[&str]) -> String {
+    let assert = memferry(words).assert().code(2);
+    String::from_utf8(assert.get_output().stderr.clone()).unwrap()
+}
+
 #[test]
 fn a_program_is_profiled_by_size_and_caller_and_keeps_its_status() {
     let folder = Folder::new();
@@ -179,8 +185,40 @@ fn a_set_uid_program_of_another_user_is_refused() {
 
 #[test]
 fn without_a_switch_there_is_nothing_to_do() {
-    let said = refusal(&["run", "true"]);
+    let said = wrong_arguments(&["run", "true"]);
     assert!(said.contains("nothing to do; add --profile, --copies or --shared-heap"), "{said}");
+}
+
+#[test]
+fn a_mistyped_option_is_named_and_not_taken_for_the_command() {
+    for option in ["--profil", "-copies", "--copeis"] {
+        let said = wrong_arguments(&["run", "--shared-heap", option, "true"]);
+        assert!(said.contains(&format!("there is no option {option}")), "{said}");
+    }
+    for option in ["--json", "--output=x", "--report=x"] {
+        wrong_arguments(&["run", "--copies", option, "true"]);
+    }
+    // The command's own options are its own.
+    memferry(&["run", "--shared-heap", "true", "--profil"]).assert().code(0);
+}
+
+#[test]
+fn one_large_fill_is_timed_and_large_enough() {
+    let folder = Folder::new();
+    let source = "#include <stdlib.h>\n#include <string.h>\n\
+        int main(int n, char **v) { char *p = malloc(64 << 20); memset(p, n, 64 << 20); return p[n] != n; }";
+    fs::write(folder.path("fill.c"), source).unwrap();
+    let compiled = std::process::Command::new("cc")
+        .args(["-O1", "-fno-builtin", "-o"])
+        .args([folder.path("fill"), folder.path("fill.c")])
+        .status();
+    assert!(compiled.unwrap().success());
+    let output = memferry(&["run", "--profile", "--json", &folder.word("fill")]).output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stderr).unwrap();
+    let sizes = report["sizes"].as_array().unwrap();
+    let fill = sizes.iter().find(|size| size["from_bytes"] == 64 << 20).unwrap();
+    assert_eq!((&fill["function"], &fill["calls"]), (&"memset".into(), &1.into()));
+    assert!(fill["seconds"].as_f64().unwrap() > 0.0, "{fill}");
 }
 
 #[test]

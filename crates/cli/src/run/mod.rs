@@ -9,7 +9,7 @@ use std::env;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow};
 use memferry::Ferry;
 use memferry_bench::host::mpi::{provider, variables};
 
@@ -27,8 +27,6 @@ const DEVICE_VARIABLES: [&str; 4] =
 
 /// Starts the program. Returns its exit status; with nothing to report, replaces this process by it.
 pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
-    let is_any = args.profile || args.copies || args.shared_heap;
-    ensure!(is_any, "nothing to do; add --profile, --copies or --shared-heap");
     let (name, words) = args.words.split_first().context("no command")?;
     let file = program::find(name)?;
     program::check(&file)?;

@@ -24,14 +24,15 @@ pub(super) fn text(profile: &Profile) -> String {
     };
     let _ = writeln!(
         text,
-        "memferry: {calls} calls of {} in {processes}, about {} of {} processor time{share}",
+        "memferry: {} of {} in {processes}, about {} of {} processor time{share}",
+        if calls == 1 { "1 call".to_owned() } else { format!("{calls} calls") },
         amount(bytes),
         time(profile.counted_seconds),
         time(profile.cpu_seconds),
     );
     if calls == 0 {
-        let reason = "nothing was counted: the program, or its part that copies, is linked statically, or \
-                      its compiler replaces every copy by instructions";
+        let reason = "nothing was counted: the program makes no such call, the part of it that copies is \
+                      linked statically, or its compiler replaces every copy by instructions";
         let _ = writeln!(text, "{reason}");
         return text;
     }
@@ -58,8 +59,9 @@ pub(super) fn text(profile: &Profile) -> String {
         let place = place(caller);
         let _ = writeln!(text, "{:<10} {bytes:>12} {time:>10}  {place}", caller.function);
     }
+    let from_bytes = profile.shared_from_bytes;
     let _ = match profile.saved_seconds {
-        0.0 => writeln!(
+        _ if !profile.sizes.iter().any(|size| size.can_be_shared(from_bytes)) => writeln!(
             text,
             "\nNo copy or fill was large enough for `memferry run --copies` (from {} on).",
             size::format(profile.shared_from_bytes)
@@ -110,8 +112,13 @@ fn place(caller: &CallerTotal) -> String {
     }
 }
 
+/// The part of the processor time. The time of calls has waits in it, so it may be more.
 fn share(part: f64, whole: f64) -> String {
-    if whole > 0.0 { format!(" ({:.0} %)", 100.0 * (part / whole).min(1.0)) } else { String::new() }
+    match 100.0 * part / whole {
+        percent if !percent.is_finite() => String::new(),
+        percent if percent > 100.0 => " (the calls also waited)".into(),
+        percent => format!(" ({:.0} %)", percent.abs()),
+    }
 }
 
 fn amount(bytes: u64) -> String {
@@ -127,7 +134,8 @@ fn time(seconds: f64) -> String {
     match seconds {
         seconds if seconds >= 1.0 => format!("{seconds:.2} s"),
         seconds if seconds >= 1e-3 => format!("{:.2} ms", seconds * 1e3),
-        seconds => format!("{:.1} µs", seconds * 1e6),
+        // An empty sum is a negative zero.
+        seconds => format!("{:.1} µs", seconds.abs() * 1e6),
     }
 }
 
@@ -163,7 +171,11 @@ mod tests {
             saved_seconds,
             shared_from_bytes: 1 << 20,
             functions: vec![function],
-            sizes: vec![size("memcpy", 16, 10, 160), size("memset", 16, 2, 3936)],
+            sizes: vec![
+                size("memcpy", 16, 10, 160),
+                size("memset", 16, 2, 3936),
+                size("memcpy", 1 << 20, 1, 1 << 20),
+            ],
             callers: vec![caller],
         }
     }
@@ -179,7 +191,21 @@ mod tests {
         let line = text.lines().find(|line| line.starts_with("16 B")).unwrap();
         assert!(line.contains(" 12 ") && line.contains("4.1 KB"), "{line}");
         assert!(text.contains("would save about 200.00 ms"), "{text}");
-        assert!(super::text(&profile(0.0)).contains("large enough"));
+    }
+
+    #[test]
+    fn whether_a_copy_was_large_enough_is_told_by_the_counts_and_not_by_the_times() {
+        assert!(text(&profile(0.0)).contains("would save about 0.0 µs"));
+        let mut small = profile(0.0);
+        small.sizes.truncate(2);
+        assert!(text(&small).contains("No copy or fill was large enough"), "{}", text(&small));
+    }
+
+    #[test]
+    fn no_time_is_negative_and_no_share_is_above_the_whole() {
+        assert_eq!((time(-0.0), share(-0.0, 1.0)), ("0.0 µs".into(), " (0 %)".into()));
+        assert_eq!(share(3.0, 2.0), " (the calls also waited)");
+        assert_eq!(share(1.0, 0.0), "");
     }
 
     #[test]

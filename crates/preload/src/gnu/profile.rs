@@ -25,6 +25,8 @@ use super::system;
 
 /// The weight between two samples, on average.
 const SAMPLE_WEIGHT: i64 = 256 << 10;
+/// The largest weight between two samples: a call of more bytes is always a sample.
+const MAX_INTERVAL: i64 = SAMPLE_WEIGHT / 2 + SAMPLE_WEIGHT;
 /// The weight of a call without bytes.
 const CALL_WEIGHT: usize = 64;
 
@@ -268,7 +270,8 @@ pub(super) unsafe extern "C" fn sampled(
         let count = &block.counts[operation][class_of(bytes)];
         count.calls.fetch_add(1, Ordering::Relaxed);
         count.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        !is_new
+        // The first call of a thread says nothing about others, unless it is one of those that all are samples.
+        !is_new || bytes as i64 >= MAX_INTERVAL
     };
     if !is_sample {
         // SAFETY: as above.
