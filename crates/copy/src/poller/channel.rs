@@ -118,11 +118,17 @@ impl ThreadPolledChannel {
         if !self.inner.fail(|| self.failed_at.store(reached.unwrap_or(0), Ordering::Release)) {
             return;
         }
-        tracing::error!(
-            reason,
-            "a channel of a device broke down: its pending transfers fail, and the processor does \
-             what is asked of it from now on"
-        );
+        // A subscriber that panics must not keep this call from ending.
+        let log = || {
+            tracing::error!(
+                reason,
+                "a channel of a device broke down: its pending transfers fail, and the processor does \
+                 what is asked of it from now on"
+            );
+        };
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(log)) {
+            std::mem::forget(panic);
+        }
     }
 
     /// Whether descriptors are in flight.

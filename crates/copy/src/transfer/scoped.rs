@@ -90,10 +90,12 @@ impl Ferry {
         // In a forked child no transfer is in flight, and another thread of the parent may have
         // held the lock.
         if !self.core.wait_config.is_forked() {
+            let waiting = AbortOnUnwind;
             for transfer in lock(&scope.started).drain(..) {
                 // The handle reports a failure to the caller; the scope only needs completion.
                 let _ = transfer.wait();
             }
+            std::mem::forget(waiting);
         }
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
@@ -286,13 +288,27 @@ impl<'scope> TransferScope<'scope, '_> {
     /// Makes the scope wait for a transfer before it ends.
     pub(super) fn wait_for(&'scope self, transfer: &Transfer) {
         if !transfer.is_finished() && !self.ferry.core.wait_config.is_forked() {
+            // An engine that panics here must not leave a transfer that nobody waits for.
+            let tracking = AbortOnUnwind;
             let mut started = lock(&self.started);
             // A long-lived scope drops complete transfers instead of accumulating them.
             if started.len() == started.capacity() {
                 started.retain(|transfer| !transfer.is_finished());
             }
             started.push(transfer.clone());
+            std::mem::forget(tracking);
         }
+    }
+}
+
+/// Ends the process if it is dropped: a scope that unwinds while transfers are in flight would free memory that
+/// engines still write.
+struct AbortOnUnwind;
+
+impl Drop for AbortOnUnwind {
+    fn drop(&mut self) {
+        eprintln!("memferry: an engine panicked while a scope waited for its transfers");
+        std::process::abort();
     }
 }
 

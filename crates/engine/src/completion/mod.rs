@@ -393,7 +393,7 @@ impl Completion {
 
 /// Runs user code and catches its panic, so that an engine thread neither dies nor leaves a
 /// descriptor that is neither finished nor failed.
-fn catch_user_panic(user_code: impl FnOnce()) {
+pub(crate) fn catch_user_panic(user_code: impl FnOnce()) {
     if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(user_code)) {
         // The payload's drop is user code too, and may panic again.
         std::mem::forget(panic);

@@ -356,10 +356,10 @@ impl NicQueue {
         match stopped {
             Ok(()) => self.card.set_up(),
             Err(error) => {
-                tracing::warn!(%error, "disabling the network card: it cannot be stopped");
-                // The card may still write, so it loses its access to the memory.
+                // The card may still write, so it loses its access to the memory. First of all: the log may panic.
                 self.pages.revoke_access();
                 self.is_broken = true;
+                tracing::warn!(%error, "disabling the network card: it cannot be stopped");
             }
         }
         let is_late = self.in_rings == 0;

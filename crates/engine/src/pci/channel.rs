@@ -153,12 +153,12 @@ impl DeviceChannel {
             self.finish(entry);
         }
         is_broken |= !queue.post(self.interrupt_bytes());
-        if is_broken {
-            self.gate.close();
-        }
         if has_finished {
             self.show(queue.is_empty());
             self.wake_interrupt_sleeper(effort);
+        }
+        if is_broken {
+            self.driver_has_failed();
         }
         let is_vain = effort == PollEffort::Arming && queue.is_stopped();
         (!is_vain).then_some(has_finished)
@@ -196,12 +196,19 @@ impl DeviceChannel {
         let was_idle = queue.is_empty();
         extend(queue);
         if !queue.post(self.interrupt_bytes()) {
-            self.gate.close();
+            self.driver_has_failed();
         }
         // A device that does not answer has its depth shown.
         if was_idle {
             self.show(true);
         }
+    }
+
+    /// Closes the channel after its driver panicked, inside the gate. No interrupt will come any more.
+    #[cold]
+    pub(super) fn driver_has_failed(&self) {
+        self.gate.close();
+        self.wake_interrupt_sleeper(PollEffort::Whole);
     }
 
     /// How many of `wanted` descriptors the channel has space for.

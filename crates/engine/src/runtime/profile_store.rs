@@ -207,11 +207,11 @@ fn default_name() -> Option<PathBuf> {
 /// The values that a process on `cores` cores, which are all, has saved at the default path; `None` if there
 /// are none, or if the user wants others. Measures nothing.
 pub fn saved_for_all<S: StoredProfile>(cores: usize) -> Option<S> {
-    let named = env::var("MEMFERRY_PROFILE").unwrap_or_default();
-    if !named.is_empty() && switch::parse(named.trim()) != Some(true) {
-        return None;
-    }
-    saved_for(&default_name()?, cores)
+    let named = env::var_os("MEMFERRY_PROFILE");
+    let is_default = named.is_none_or(|named| {
+        named.to_str().and_then(|word| switch::parse(word.trim())) == Some(true)
+    });
+    if is_default { saved_for(&default_name()?, cores) } else { None }
 }
 
 fn saved_for<S: StoredProfile>(path: &Path, cores: usize) -> Option<S> {

@@ -44,7 +44,9 @@ impl ChannelInterrupt {
     pub fn new(event: Arc<dyn SleepEvent>, cost: CostLine) -> Self {
         let (sleeps, wakes) = (AtomicU64::new(0), AtomicU64::new(0));
         let polled_ns = (MAX_POLLED_NS as f64 - cost.startup_ns).max(0.0);
-        let min_bytes = (polled_ns / cost.ns_per_byte.max(f64::MIN_POSITIVE)) as u64 + 1;
+        let polled_bytes = (polled_ns / cost.ns_per_byte.max(f64::MIN_POSITIVE)) as u64;
+        // The largest number means that there is no interrupt.
+        let min_bytes = polled_bytes.saturating_add(1).min(u64::MAX - 1);
         Self { event, min_bytes, sleeper: AtomicU32::new(NOBODY), sleeps, wakes }
     }
 
@@ -143,7 +145,7 @@ impl DeviceChannel {
         let is_well =
             unsafe { self.queue.with(|queue| queue.call_driver(|hardware| hardware.pause(wait))) };
         if !is_well {
-            self.gate.close();
+            self.driver_has_failed();
         }
         self.leave();
     }

@@ -8,6 +8,7 @@ use memferry_sys::sync::atomic::AtomicU64;
 use super::add;
 use super::effort::PollEffort;
 use super::in_flight::{FinalStatus, InFlightDescriptor};
+use crate::completion::catch_user_panic;
 use crate::contract::{Descriptor, NotificationWrite};
 use crate::pci::hardware::{HardwareQueue, HwStatus, PostResult};
 
@@ -25,8 +26,6 @@ pub(super) struct PciQueue {
     failed: usize,
     /// The bytes that were posted since an interrupt was requested.
     quiet_bytes: u64,
-    /// Whether the last poll found a device that has to be recovered.
-    is_stopped: bool,
     /// What the driver reports, between two calls empty.
     ended: Vec<HwStatus>,
 }
@@ -43,15 +42,16 @@ impl PciQueue {
             posted: 0,
             failed: 0,
             quiet_bytes: 0,
-            is_stopped: false,
             ended: Vec::new(),
         }
     }
 
     /// Whether no interrupt will come: the device has to be recovered, or nothing is posted before the
     /// processor has executed what failed.
-    pub(super) fn is_stopped(&self) -> bool {
-        self.is_stopped || self.failed > 0
+    pub(super) fn is_stopped(&mut self) -> bool {
+        let mut is_stopped = self.hardware.is_none();
+        let is_well = self.call_driver(|hardware| is_stopped |= hardware.needs_recovery());
+        is_stopped || !is_well || self.failed > 0
     }
 
     /// Whether every accepted descriptor is finished.
@@ -85,26 +85,21 @@ impl PciQueue {
 
     /// Reads completions from the hardware; `false` if its driver panicked.
     pub(super) fn poll(&mut self, effort: PollEffort) -> bool {
-        let mut ended = std::mem::take(&mut self.ended);
-        let mut is_stopped = false;
-        let is_well = self.call_driver(|hardware| {
+        let Some(hardware) = self.hardware.as_mut() else { return true };
+        let ended = &mut self.ended;
+        let poll = || {
             if effort == PollEffort::Arming {
                 hardware.arm_interrupt();
             }
-            hardware.poll_completions(&mut ended);
+            hardware.poll_completions(ended);
             if effort == PollEffort::Whole {
-                hardware.recover(&mut ended);
+                hardware.recover(ended);
             }
-            is_stopped = hardware.needs_recovery();
-        });
-        self.is_stopped = is_stopped;
-        if ended.is_empty() {
-            self.ended = ended;
-            return is_well;
-        }
+        };
+        let is_well = catch_unwind(AssertUnwindSafe(poll)).is_ok();
+        // What a driver has reported before it panicked has ended: its owner may use the memory again.
         let mut in_flight = self.entries.iter_mut().take(self.posted).filter(|e| e.end.is_none());
-        for end in ended.drain(..) {
-            // After a panic all entries have ended.
+        for end in self.ended.drain(..) {
             let Some(entry) = in_flight.next() else {
                 assert!(!is_well, "no more completions than were posted");
                 break;
@@ -112,7 +107,9 @@ impl PciQueue {
             entry.end = Some(FinalStatus::Hardware(end));
             self.failed += usize::from(entry.has_failed());
         }
-        self.ended = ended;
+        if !is_well {
+            self.fail_hardware();
+        }
         is_well
     }
 
@@ -189,14 +186,20 @@ impl PciQueue {
     fn fail_hardware(&mut self) {
         let hardware = self.hardware.take();
         if catch_unwind(AssertUnwindSafe(|| drop(hardware))).is_err() {
+            catch_user_panic(|| {
+                tracing::error!(
+                    "the driver of a device panicked, and panicked again while stopping the device"
+                );
+            });
             // The device may still write to memory that would be freed now.
-            tracing::error!(
-                "the driver of a device panicked, and panicked again while stopping the device"
-            );
             std::process::abort();
         }
-        tracing::error!("the driver of a device panicked: the processor finishes its descriptors");
         self.fail_entries();
+        catch_user_panic(|| {
+            tracing::error!(
+                "the driver of a device panicked: the processor finishes its descriptors"
+            );
+        });
     }
 
     /// Fails all entries that have not ended.

@@ -12,6 +12,8 @@ use crate::pci::hardware::{HwStatus, PostResult};
 #[derive(Debug)]
 struct PanickingHardware {
     is_stopped: Arc<AtomicBool>,
+    /// How many ends it reports before it panics.
+    reported: usize,
 }
 
 // SAFETY: it accesses no memory.
@@ -22,7 +24,8 @@ unsafe impl HardwareQueue for PanickingHardware {
 
     fn ring_doorbell(&mut self) {}
 
-    fn poll_completions(&mut self, _: &mut Vec<HwStatus>) {
+    fn poll_completions(&mut self, ended: &mut Vec<HwStatus>) {
+        ended.extend((0..self.reported).map(|_| HwStatus::Ok));
         std::panic::resume_unwind(Box::new("a driver that panics, on purpose"));
     }
 }
@@ -36,7 +39,7 @@ impl Drop for PanickingHardware {
 #[test]
 fn after_a_panic_of_the_driver_the_device_is_stopped_and_the_processor_does_the_rest() {
     let is_stopped = Arc::new(AtomicBool::new(false));
-    let hardware = Box::new(PanickingHardware { is_stopped: is_stopped.clone() });
+    let hardware = Box::new(PanickingHardware { is_stopped: is_stopped.clone(), reported: 1 });
     let channel = DeviceChannel::new(hardware, 4);
     let mut targets = [[0u8; 8]; 3];
     let completions = [(); 3].map(|()| Arc::new(Completion::whole()));
@@ -55,9 +58,10 @@ fn after_a_panic_of_the_driver_the_device_is_stopped_and_the_processor_does_the_
     assert!(channel.poll());
     assert!(is_stopped.load(Ordering::SeqCst), "stopped before any memory is freed");
     assert!(completions.iter().all(|completion| matches!(completion.outcome(), Some(Ok(_)))));
-    assert_eq!((channel.completed(), channel.statistics().failed), (3, 3));
+    assert_eq!((channel.completed(), channel.statistics().failed), (3, 2));
     assert_eq!(channel.submit(&mut []), Err(SubmitError::Closed));
-    assert_eq!(targets, [[7; 8]; 3]);
+    // What the driver has reported is not done again: its owner may use the memory for something else.
+    assert_eq!(targets, [[0; 8], [7; 8], [7; 8]]);
 }
 
 /// Accepts everything. When it is recovered, everything has failed.
