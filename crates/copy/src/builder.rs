@@ -286,7 +286,7 @@ impl FerryBuilder {
 
     /// Returns the measured profile with the overrides of the caller and the environment.
     fn corrected_profile(&self) -> Result<CpuProfile, BuildError> {
-        let kernels = "the name of a streaming kernel that this processor supports";
+        let kernels = Streaming::EXPECTED;
         let mut profile = CpuProfile::clone(&*CpuProfile::load(&self.profile)?);
         let supported = |kernel: &Streaming| kernel.is_supported();
         if let Some(streaming) = self.streaming {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use memferry_sys::copy::stream::Streaming;
 use memferry_sys::settings::{self, size, switch};
 
 use crate::error::{Error, ValidationError};
@@ -214,7 +215,7 @@ impl EndpointBuilder {
                 .unwrap_or_default(),
         };
         let switch = |name| parse_variable(name, switch::EXPECTED, switch::parse);
-        let kernels = "the name of a streaming kernel that this processor supports";
+        let kernels = Streaming::EXPECTED;
         parse_variable(port::STREAMING_VARIABLE, kernels, port::streaming_from_setting)?;
         settings.background |= switch("MEMFERRY_BACKGROUND")?.unwrap_or(false);
         settings.cross_memory &= switch("MEMFERRY_CMA")?.unwrap_or(true);

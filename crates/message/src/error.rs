@@ -177,7 +177,7 @@ pub enum ValidationError {
     #[error("{0} operations are in flight: wait for some of them first")]
     TooManyOperations(usize),
     /// An invalid setting.
-    #[error("{name} = {value:?} is not valid: expected {expected}")]
+    #[error("{name}={value:?} is not valid: expected {expected}; correct or unset it")]
     Setting {
         /// The setting or variable.
         name: &'static str,

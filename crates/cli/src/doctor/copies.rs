@@ -153,10 +153,13 @@ pub(super) fn measured_now<S: StoredProfile>(name: &'static str, detail: &str) -
     if is_saved || named.is_some() {
         return Check::new(name, Status::Ok, detail);
     }
-    let place = place.map_or("no folder".to_owned(), |path| path.display().to_string());
-    let detail = format!("{detail}, and by every other process: {place} cannot be written");
+    let reason = match place {
+        Some(path) => format!("{} cannot be written", path.display()),
+        None => "neither XDG_CACHE_HOME nor HOME names a folder".to_owned(),
+    };
+    let detail = format!("{detail}, and by every other process: {reason}");
     Check::new(name, Status::Warn, detail)
-        .fix("let MEMFERRY_PROFILE name a file that can be written, or set HOME")
+        .fix("let MEMFERRY_PROFILE name a file that can be written, or XDG_CACHE_HOME a folder")
 }
 
 /// The folder of a file, if that folder does not exist.

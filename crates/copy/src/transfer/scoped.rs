@@ -307,7 +307,10 @@ struct AbortOnUnwind;
 
 impl Drop for AbortOnUnwind {
     fn drop(&mut self) {
-        eprintln!("memferry: an engine panicked while a scope waited for its transfers");
+        // A subscriber that panics changes nothing.
+        let _ = catch_unwind(|| {
+            tracing::error!("an engine panicked while a scope waited for its transfers");
+        });
         std::process::abort();
     }
 }

@@ -193,9 +193,10 @@ pub fn default_path<S: StoredProfile>() -> Option<PathBuf> {
 
 /// The default path of values for all cores.
 fn default_name() -> Option<PathBuf> {
+    // The specification of these variables says to ignore relative paths.
     let cache = env::var_os("XDG_CACHE_HOME")
-        .filter(|path| !path.is_empty())
         .map(PathBuf::from)
+        .filter(|path| path.is_absolute())
         .or_else(|| {
             // No home folder is created for a user who has none.
             let home = env::var_os("HOME").map(PathBuf::from).filter(|home| home.is_dir())?;

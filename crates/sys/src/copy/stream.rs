@@ -39,6 +39,10 @@ impl Streaming {
     pub const ALL: [Self; 6] =
         [Self::Movdir64b, Self::Avx512, Self::Avx2, Self::Sse2, Self::Prefetch, Self::Plain];
 
+    /// What a setting that names a variant may be.
+    pub const EXPECTED: &'static str =
+        "movdir64b, avx512, avx2, sse2, prefetch or plain, as far as this processor has it";
+
     /// The name in profiles, settings and reports.
     pub fn name(self) -> &'static str {
         match self {
