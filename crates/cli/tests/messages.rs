@@ -51,7 +51,7 @@ fn doctor_fails_if_no_message_arrives() {
     let complaint = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
     assert!(complaint.contains("not working: a message"), "{complaint}");
     let text = String::from_utf8(assert.get_output().stdout.clone()).unwrap();
-    assert!(text.contains("MEMFERRY_PATH = \"elsewhere\" is not valid"), "{text}");
+    assert!(text.contains("MEMFERRY_PATH=\"elsewhere\" is not valid"), "{text}");
 }
 
 #[test]

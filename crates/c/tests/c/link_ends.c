@@ -113,7 +113,7 @@ static void a_name_with_a_slash_is_a_file(void) {
 static void a_setting_that_is_none_is_refused(void) {
     CHECK_IS(setenv("MEMFERRY_BACKGROUND", "perhaps", 1), 0);
     CHECK_IS(adma_listen(fresh_name()), ADMA_EDOM);
-    CHECK_SAYS("adma_listen: MEMFERRY_BACKGROUND = \"perhaps\" is not valid");
+    CHECK_SAYS("adma_listen: MEMFERRY_BACKGROUND=\"perhaps\" is not valid");
     CHECK_IS(adma_connect(fresh_name()), ADMA_EDOM);
     CHECK_IS(unsetenv("MEMFERRY_BACKGROUND"), 0);
     struct both both = link_to_myself();
