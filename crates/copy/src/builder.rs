@@ -239,7 +239,7 @@ impl FerryBuilder {
             engines.push(self.open(choice, spin_ns, &waiting, &bell, &mut driven)?);
         }
         let inline_limit = InlineLimit::new(profile.handover_ns, profile.inline_bytes as u64);
-        let delivery_rates = DeliveryRates::new(profile.handover_ns);
+        let delivery_rates = DeliveryRates::new(&profile);
         let policy = Policy::new(policy, &profile);
         let facts = CopyPlanContext {
             profile,

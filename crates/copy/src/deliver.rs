@@ -8,6 +8,8 @@ use std::time::Instant;
 use bytemuck::Pod;
 use memferry_engine::Opcode;
 use memferry_engine::completion::WorkSegment;
+use memferry_sys::copy::{self, ahead::CopyRange};
+use memferry_sys::stats::{self, kinds::CopyPath};
 
 use crate::cookie::Cookie;
 use crate::error::{Error, ValidationError};
@@ -128,16 +130,24 @@ impl Ferry {
         options: Options<'_>,
         blocking: bool,
     ) -> Result<Transfer, Error> {
-        let length = total(pieces);
-        check(pieces, target, length)?;
+        let length = check(pieces, target)?;
         // The request describes only the target; the source is a placeholder.
-        let request = Request::copy(target, target, length).with(options);
-        let mut plan = self.core.plan(&request, blocking)?;
-        let by = self.core.delivery_by(&plan, &request, blocking);
-        if by != DeliveryBy::Channel {
-            plan.strategy = CopyStrategy::Inline;
+        let mut request = Request::copy(target, target, length).with(options);
+        let by = self.core.delivery_by(pieces.len(), &request, blocking);
+        if let Some(by @ (DeliveryBy::Caller | DeliveryBy::MeasuredCaller)) = by {
+            let start = (by == DeliveryBy::MeasuredCaller).then(Instant::now);
+            // SAFETY: the caller upholds the contract; `check` ensures that no segment overlaps the
+            // target.
+            let transfer = unsafe { deliver_inline(pieces, target, length, &mut request.options) };
+            if let Some(start) = start {
+                self.core.delivery_rates.record(length as u64, start);
+            }
+            return Ok(transfer);
         }
-        let start = (by == DeliveryBy::MeasuredCaller).then(Instant::now);
+        let mut plan = self.core.plan(&request, blocking)?;
+        if by == Some(DeliveryBy::Channel) && plan.strategy == CopyStrategy::Inline {
+            plan.strategy = CopyStrategy::SingleDescriptor { engine: 0 };
+        }
         let mut next = target as u64;
         let segments = pieces.iter().map(move |piece| {
             let (source, target, length) = (piece.address as u64, next, piece.length as u64);
@@ -156,17 +166,63 @@ impl Ferry {
         };
         // SAFETY: the caller upholds the contract; `check` ensures that no segment overlaps the
         // target.
-        let transfer = unsafe { list.start(&self.core, blocking) };
-        if let Some(start) = start {
-            self.core.delivery_rates.record(length as u64, start);
-        }
-        Ok(transfer)
+        Ok(unsafe { list.start(&self.core, blocking) })
     }
 }
 
-/// Checks all ranges, and that no segment overlaps the target.
-fn check(pieces: &[Segment], target: *mut u8, length: usize) -> Result<(), ValidationError> {
-    let (target, length) = (target as u64, length as u64);
+/// Delivers on the calling thread.
+///
+/// # Safety
+/// As for [`Ferry::ideliver_raw`], with segments that were checked.
+unsafe fn deliver_inline(
+    pieces: &[Segment],
+    target: *mut u8,
+    length: usize,
+    options: &mut Options<'_>,
+) -> Transfer {
+    stats::thread(|counters| counters.count_copy(CopyPath::Inline, length as u64));
+    let mut next = target;
+    let ranges = pieces.iter().map(|piece| {
+        let (source, target, length) = (piece.address, next, piece.length);
+        next = next.wrapping_add(length);
+        CopyRange { source, target, length }
+    });
+    // SAFETY: the caller upholds the contract.
+    unsafe { copy::ahead::copy_each(ranges) };
+    if let Some(notify) = options.take_extras().notify {
+        notify.deliver();
+    }
+    Transfer::done(length as u64)
+}
+
+/// Checks all ranges, and that no segment overlaps the target. Returns the total length in bytes.
+fn check(pieces: &[Segment], target: *mut u8) -> Result<usize, ValidationError> {
+    // One pass over all segments at once: the ranges between the lowest and the highest address are
+    // looked at one by one only if that is not enough.
+    let (mut total, mut lowest, mut highest) = (0usize, u64::MAX, 0);
+    let mut overflows = false;
+    for piece in pieces {
+        let (address, bytes) = (piece.address as u64, piece.length as u64);
+        let (sum, sum_overflows) = total.overflowing_add(piece.length);
+        let (end, end_overflows) = address.overflowing_add(bytes);
+        (total, lowest, highest) = (sum, lowest.min(address), highest.max(end));
+        overflows |= sum_overflows | end_overflows;
+    }
+    let target = target as u64;
+    if total > 0 {
+        check_range("target", target, total as u64)?;
+    }
+    let is_apart = highest <= target || target.wrapping_add(total as u64) <= lowest;
+    if is_apart && lowest > 0 && !overflows {
+        return Ok(total);
+    }
+    check_each(pieces, target)
+}
+
+#[cold]
+fn check_each(pieces: &[Segment], target: u64) -> Result<usize, ValidationError> {
+    let total = total(pieces);
+    let length = total as u64;
     if length > 0 {
         check_range("target", target, length)?;
     }
@@ -177,7 +233,7 @@ fn check(pieces: &[Segment], target: *mut u8, length: usize) -> Result<(), Valid
             return Err(ValidationError::Overlap { address });
         }
     }
-    Ok(())
+    Ok(total)
 }
 
 /// Returns the total length in bytes, saturating at `usize::MAX`, which no target has.

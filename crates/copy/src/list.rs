@@ -18,7 +18,7 @@ use memferry_engine::completion::{
     ChannelBatch, ChunkedWork, Completion, Dispatch, WorkSegment, execute_segments,
 };
 use memferry_engine::contract::{Channel, DescriptorLeases};
-use memferry_engine::{Descriptor, Opcode};
+use memferry_engine::{Descriptor, Kernel, Opcode};
 use memferry_memory::pin_cache::Lease;
 use memferry_memory::pinning::Access;
 
@@ -58,7 +58,7 @@ impl<I: Iterator<Item = WorkSegment> + Clone> List<'_, I> {
     pub(crate) unsafe fn start(mut self, core: &FerryCore, blocking: bool) -> Transfer {
         let (length, helps) = (self.length, !self.options.no_caller_assist);
         if length / (self.count.max(1) as u64) < STREAM_SEGMENT_BYTES {
-            self.plan.kernel = core.plan_context.profile.segment_kernel();
+            self.plan.kernel = Kernel::of_segments();
         }
         let extras = self.options.take_extras();
         let is_traced = tracing::enabled!(tracing::Level::TRACE);

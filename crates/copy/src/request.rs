@@ -46,9 +46,16 @@ pub enum CacheHint {
 pub struct Options<'a> {
     pub(crate) cache_hint: CacheHint,
     pub(crate) no_caller_assist: bool,
+    notify: Option<PendingNotification>,
     /// Options that few transfers have, allocated only for those.
-    extras: Option<Box<RequestExtras>>,
+    rare: Option<Box<RareOptions>>,
     lifetime: PhantomData<&'a Notification>,
+}
+
+#[derive(Debug, Default)]
+struct RareOptions {
+    after: Vec<Arc<Completion>>,
+    keep_alive: Option<Arc<Notification>>,
 }
 
 /// The predecessors of a transfer and its notification.
@@ -68,7 +75,7 @@ impl<'a> Options<'a> {
     /// Starts the transfer only when `transfer` is complete. If `transfer` fails, this one is not
     /// started and fails too. May be called several times.
     pub fn after(mut self, transfer: &impl Dependency) -> Self {
-        self.extras().after.push(transfer.predecessor().0);
+        self.rare().after.push(transfer.predecessor().0);
         self
     }
 
@@ -76,16 +83,15 @@ impl<'a> Options<'a> {
     pub fn notify(mut self, variable: &'a Notification, value: u64) -> Self {
         // SAFETY: `'a` outlives the transfer: the calls that take options with a lifetime tie it to
         // a scope, which does not end before its transfers are complete.
-        self.extras().notify = Some(unsafe { PendingNotification::new(variable, value) });
+        self.notify = Some(unsafe { PendingNotification::new(variable, value) });
         self
     }
 
     /// [`Options::notify`] for a variable that is shared, not borrowed.
     pub fn notify_shared(mut self, variable: &Arc<Notification>, value: u64) -> Self {
-        self.extras().keep_alive = Some(variable.clone());
+        self.rare().keep_alive = Some(variable.clone());
         // SAFETY: the transfer holds its own reference until it is complete.
-        self.extras().notify =
-            Some(unsafe { PendingNotification::new(Arc::as_ptr(variable), value) });
+        self.notify = Some(unsafe { PendingNotification::new(Arc::as_ptr(variable), value) });
         self
     }
 
@@ -95,17 +101,24 @@ impl<'a> Options<'a> {
         self
     }
 
-    fn extras(&mut self) -> &mut RequestExtras {
-        self.extras.get_or_insert_default()
+    fn rare(&mut self) -> &mut RareOptions {
+        self.rare.get_or_insert_default()
+    }
+
+    /// Returns whether there is nothing to wait for and nobody to notify.
+    pub(crate) fn has_no_extras(&self) -> bool {
+        self.rare.is_none() && self.notify.is_none()
     }
 
     /// Returns whether the transfer is ordered after others.
     pub(crate) fn has_predecessors(&self) -> bool {
-        self.extras.as_ref().is_some_and(|extras| !extras.after.is_empty())
+        self.rare.as_ref().is_some_and(|rare| !rare.after.is_empty())
     }
 
     pub(crate) fn take_extras(&mut self) -> RequestExtras {
-        self.extras.take().map_or_else(RequestExtras::default, |extras| *extras)
+        let rare = self.rare.take().map_or_else(RareOptions::default, |rare| *rare);
+        let RareOptions { after, keep_alive } = rare;
+        RequestExtras { after, notify: self.notify.take(), keep_alive }
     }
 
     /// Keeps the copy off the caller's core and caches: a waiting caller sleeps instead of claiming
@@ -214,7 +227,7 @@ impl<'a> Request<'a> {
     /// span, only a completion.
     pub(crate) fn is_simple(&self) -> bool {
         matches!(self.operation, Opcode::Copy | Opcode::Move | Opcode::Fill)
-            && self.options.extras.is_none()
+            && self.options.has_no_extras()
             && !tracing::enabled!(tracing::Level::TRACE)
     }
 
@@ -242,7 +255,7 @@ impl<'a> Request<'a> {
     pub(crate) fn is_plain_crc(&self) -> bool {
         self.operation.has_crc()
             && self.length > 0
-            && self.options.extras.is_none()
+            && self.options.has_no_extras()
             && !tracing::enabled!(tracing::Level::TRACE)
     }
 

@@ -224,13 +224,19 @@ fn measured(profile: &CpuProfile) -> Vec<MeasuredValue> {
     };
     vec![
         number("handover_ns", profile.handover_ns, "ns", "a cache line to another core"),
+        MeasuredValue {
+            name: "remote_line_ns",
+            value: profile.remote_line_ns,
+            text: format!("{:.1} ns", profile.remote_line_ns),
+            meaning: "reading a line that another core wrote, in a row of them",
+        },
         number("cached_gb_per_s", profile.cached_gb_per_s, "GB/s", "one core, data in its cache"),
-        number("stream_gb_per_s", profile.stream_gb_per_s, "GB/s", "one core, around the caches"),
+        number("stream_gb_per_s", profile.stream_gb_per_s, "GB/s", "one core, data in no cache"),
         number(
             "pair_stream_gb_per_s",
             profile.pair_stream_gb_per_s,
             "GB/s",
-            "two cores, around the caches",
+            "two cores, data in no cache",
         ),
         bytes("inline_bytes", profile.inline_bytes, "asynchronous copies up to this run at once"),
         bytes("split_bytes", profile.split_bytes, "blocking copies are shared from here on"),

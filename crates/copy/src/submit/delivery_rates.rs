@@ -6,8 +6,10 @@
 //! are is not known before, so the caller copies a few deliveries of each size in a row, now and then,
 //! and measures the last ones: by then, the targets are in its caches again if they fit.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
+
+use memferry_engine::cpu::CpuProfile;
 
 use crate::plan::MAX_CALLER_BYTES;
 
@@ -21,6 +23,10 @@ pub(crate) struct DeliveryRates {
     sizes: [SizeRate; SIZES],
 }
 
+/// The caller's time by its time with a channel, from which on a channel delivers: it takes the time of
+/// another core, and both times are estimates.
+const MIN_GAIN: f64 = 1.5;
+
 const SIZES: usize = MAX_CALLER_BYTES.ilog2() as usize + 1;
 
 #[derive(Debug, Default)]
@@ -28,6 +34,8 @@ struct SizeRate {
     deliveries: AtomicU32,
     /// The time of the caller in picoseconds per byte; 0 if not yet measured.
     ps_per_byte: AtomicU64,
+    /// Whether a channel would take less of the caller's time.
+    by_channel: AtomicBool,
 }
 
 /// Who copies a delivery.
@@ -42,13 +50,10 @@ pub(crate) enum DeliveryBy {
 }
 
 impl DeliveryRates {
-    /// `handover_ns` is the measured time of a cache line from core to core.
-    pub(crate) fn new(handover_ns: f64) -> Self {
-        /// A core that reads a range has that many lines on their way.
-        const LINES_IN_FLIGHT: f64 = 20.0;
+    pub(crate) fn new(profile: &CpuProfile) -> Self {
         Self {
-            submit_ns: 2.0 * handover_ns,
-            line_ns: handover_ns / LINES_IN_FLIGHT,
+            submit_ns: 2.0 * profile.handover_ns,
+            line_ns: profile.remote_line_ns,
             sizes: Default::default(),
         }
     }
@@ -62,17 +67,19 @@ impl DeliveryRates {
         const PERIOD: u32 = 64;
         const ROW: u32 = 6;
         const MEASURED: u32 = 2;
-        const LINE: f64 = 64.0;
         let size = self.size(bytes);
-        let number = size.deliveries.fetch_add(1, Ordering::Relaxed);
+        // Threads that deliver at the same time may lose a count.
+        let number = size.deliveries.load(Ordering::Relaxed);
+        size.deliveries.store(number.wrapping_add(1), Ordering::Relaxed);
         match number % PERIOD {
             turn if turn >= ROW => {}
             turn if turn >= ROW - MEASURED => return DeliveryBy::MeasuredCaller,
             _ => return DeliveryBy::Caller,
         }
-        let caller_ns = bytes as f64 * size.ps_per_byte.load(Ordering::Relaxed) as f64 / 1000.0;
-        let channel_ns = self.submit_ns + bytes as f64 / LINE * self.line_ns;
-        if caller_ns <= channel_ns { DeliveryBy::Caller } else { DeliveryBy::Channel }
+        match size.by_channel.load(Ordering::Relaxed) {
+            true => DeliveryBy::Channel,
+            false => DeliveryBy::Caller,
+        }
     }
 
     /// Records the time of a delivery that the caller copied.
@@ -82,10 +89,14 @@ impl DeliveryRates {
 
     /// Moves the rate a part of the way, so that a single disturbed delivery changes little.
     fn adapt(&self, bytes: u64, measured: u64) {
-        let rate = &self.size(bytes).ps_per_byte;
-        let before = rate.load(Ordering::Relaxed);
+        const LINE: f64 = 64.0;
+        let size = self.size(bytes);
+        let before = size.ps_per_byte.load(Ordering::Relaxed);
         let after = if before == 0 { measured } else { (3 * before + measured) / 4 };
-        rate.store(after.max(1), Ordering::Relaxed);
+        size.ps_per_byte.store(after.max(1), Ordering::Relaxed);
+        let caller_ns = bytes as f64 * after as f64 / 1000.0;
+        let channel_ns = self.submit_ns + bytes as f64 / LINE * self.line_ns;
+        size.by_channel.store(caller_ns > MIN_GAIN * channel_ns, Ordering::Relaxed);
     }
 }
 
@@ -104,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_channel_delivers_what_is_in_no_cache_and_the_caller_the_rest() {
-        let rates = DeliveryRates::new(200.0);
+        let rates = DeliveryRates::new(&CpuProfile::built_in());
         for bytes in [16 << 10, 64 << 10, MAX_CALLER_BYTES] {
             (0..20).for_each(|_| rates.adapt(bytes, 25));
             assert_eq!(usual(&rates, bytes), DeliveryBy::Caller);

@@ -281,27 +281,22 @@ impl FerryCore {
         }
     }
 
-    /// Decides who copies a delivery, of which `request` describes the target.
+    /// Decides who copies a delivery in `count` segments, of which `request` describes the target.
+    /// `None`: the planner decides.
     pub(crate) fn delivery_by(
         &self,
-        plan: &CopyPlan,
+        count: usize,
         request: &Request<'_>,
         blocking: bool,
-    ) -> DeliveryBy {
-        let engine = plan.strategy.engine().map(|engine| &self.engines[engine]);
-        match engine {
-            None => DeliveryBy::Caller,
-            Some(open)
-                if open.runs_lists
-                    && !blocking
-                    && !request.options.no_caller_assist
-                    && !request.options.has_predecessors()
-                    && request.length <= plan::MAX_CALLER_BYTES =>
-            {
-                self.delivery_rates.decide(request.length)
-            }
-            Some(_) => DeliveryBy::Channel,
-        }
+    ) -> Option<DeliveryBy> {
+        let has_choice = self.inline_limit.small_bytes > 0
+            && !blocking
+            && request.length <= plan::MAX_CALLER_BYTES
+            && request.length < plan::STREAM_SEGMENT_BYTES.saturating_mul(count as u64)
+            && !request.options.no_caller_assist
+            && !request.options.has_predecessors()
+            && !tracing::enabled!(tracing::Level::TRACE);
+        has_choice.then(|| self.delivery_rates.decide(request.length))
     }
 
     /// Submits small requests together; what the channel does not accept is left.

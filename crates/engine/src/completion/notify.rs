@@ -4,9 +4,10 @@
 //! A sleeper counts itself in a small table that is hashed by the word's address, so a delivery to
 //! a word without sleepers costs no system call.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use memferry_sys::fence::AsymmetricFence;
 use memferry_sys::futex::{futex_wait, futex_wake_all};
 
 /// A notification variable. Any number of transfers may set it in sequence.
@@ -60,7 +61,10 @@ impl Notification {
     /// variable.
     pub fn wait(&self, value: u64, timeout: Option<Duration>) -> bool {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let _announced = SleeperGuard::at(self.sleepers());
+        if self.load() == value {
+            return true;
+        }
+        let counted = SleeperGuard::at(self.sleepers());
         loop {
             let now = self.load();
             if now == value {
@@ -72,7 +76,7 @@ impl Notification {
             };
             // The futex compares 32 bits, so it does not detect another value with the same low
             // half. The wake after every change does; the sleep is bounded in any case.
-            let sleep = left.map_or(MAX_SLEEP, |left| left.min(MAX_SLEEP));
+            let sleep = left.map_or(counted.max_sleep, |left| left.min(counted.max_sleep));
             futex_wait(self.low_half(), now as u32, Some(sleep));
         }
     }
@@ -83,9 +87,9 @@ impl Notification {
     }
 
     fn wake(&self) {
-        // Pairs with the fetch_add in `SleeperGuard::at`: either the sleeper sees the value, or
+        // Pairs with the heavy end in `SleeperGuard::at`: either the sleeper sees the value, or
         // this thread sees the sleeper.
-        fence(Ordering::SeqCst);
+        AsymmetricFence::new().light();
         if self.sleepers().load(Ordering::Relaxed) != 0 {
             futex_wake_all(self.low_half());
         }
@@ -105,21 +109,27 @@ impl Notification {
     }
 }
 
-const MAX_SLEEP: Duration = Duration::from_millis(100);
-
 /// A counted sleeper; uncounted on drop.
-struct SleeperGuard(&'static AtomicU32);
+struct SleeperGuard {
+    sleepers: &'static AtomicU32,
+    /// The maximum duration of one sleep.
+    max_sleep: Duration,
+}
 
 impl SleeperGuard {
     fn at(sleepers: &'static AtomicU32) -> Self {
+        /// A wake-up may be missed where the kernel refuses the barrier.
+        const UNORDERED_SLEEP: Duration = Duration::from_millis(1);
+        const MAX_SLEEP: Duration = Duration::from_millis(100);
         sleepers.fetch_add(1, Ordering::SeqCst);
-        Self(sleepers)
+        let is_ordered = AsymmetricFence::new().heavy();
+        Self { sleepers, max_sleep: if is_ordered { MAX_SLEEP } else { UNORDERED_SLEEP } }
     }
 }
 
 impl Drop for SleeperGuard {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

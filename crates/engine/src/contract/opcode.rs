@@ -73,6 +73,13 @@ impl Kernel {
         matches!(self, Self::Stream(variant) if variant.bypasses_caches())
     }
 
+    /// The kernel of short segments, which are not worth bypassing the caches. Each requests its
+    /// successor, if the processor has that loop: it was faster than the C library on every processor
+    /// that was tried, with data in the caches and in memory.
+    pub fn of_segments() -> Self {
+        Self::Stream(Streaming::Prefetch).or_cached()
+    }
+
     /// The kernel itself, or the cached one if this processor does not support it: an unsupported
     /// choice costs speed and never executes an illegal instruction.
     #[inline]

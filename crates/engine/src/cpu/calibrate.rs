@@ -55,6 +55,7 @@ fn measure_with(calibrator: &mut CpuCalibrator) -> CpuProfile {
     profile.cached_gb_per_s = calibrator.one_core_gb_per_s(Kernel::Cached, 64 << 10);
     profile.handover_ns = calibrator.handover_ns().unwrap_or(profile.handover_ns);
     profile.wake_ns = calibrator.wake_ns().unwrap_or(profile.wake_ns);
+    profile.remote_line_ns = calibrator.remote_line_ns().unwrap_or(profile.remote_line_ns);
     profile.inline_bytes = calibrator.inline_bytes(profile.handover_ns);
 
     let streaming = calibrator.best_streaming();
@@ -241,6 +242,33 @@ impl CpuCalibrator {
         let until = Instant::now() + BUDGET / 4;
         let best = best_ns_until(until, BATCHES, || (0..ROUNDS).for_each(|_| round()));
         Some(best / ROUNDS as f64 / 2.0)
+    }
+
+    /// The time that a line takes more to read after the channel has written it, in nanoseconds.
+    fn remote_line_ns(&mut self) -> Option<f64> {
+        const BYTES: usize = 128 << 10;
+        const TRIES: usize = 8;
+        const MIN_NS: f64 = 0.1;
+        let channel = self.channel.as_ref()?;
+        let (mut remote, mut local) = (f64::INFINITY, f64::INFINITY);
+        for _ in 0..TRIES {
+            // SAFETY: the range lies inside the target, which lives until the channel is done.
+            let fill =
+                unsafe { Descriptor::new(Opcode::Fill, 0, self.target_at(0), BYTES as u64) };
+            let accepted = channel.submit(&mut [Some(fill)]).ok()?;
+            while channel.completed() < accepted.last() {
+                std::hint::spin_loop();
+            }
+            // SAFETY: the channel is done, and has written the bytes.
+            let bytes = unsafe { std::slice::from_raw_parts(self.target.as_ptr(), BYTES) };
+            let read = || {
+                let (words, _) = bytes.as_chunks::<8>();
+                let sum = words.iter().map(|word| u64::from_ne_bytes(*word));
+                std::hint::black_box(sum.fold(0, u64::wrapping_add));
+            };
+            (remote, local) = (remote.min(best_of(1, read)), local.min(best_of(1, read)));
+        }
+        Some(((remote - local) / (BYTES / 64) as f64).max(MIN_NS))
     }
 
     /// The time in nanoseconds of a submit that finds the channel asleep.

@@ -10,7 +10,6 @@ use memferry_sys::copy::stream::Streaming;
 use memferry_sys::{affinity, cpu};
 
 use super::calibrate;
-use crate::contract::Kernel;
 use crate::runtime::profile_store::{self, MeasureError, ProfileFields, StoredProfile};
 pub use crate::runtime::profile_store::{ProfileError, ProfileOrigin, ProfileSource};
 
@@ -37,6 +36,9 @@ pub struct CpuProfile {
     pub handover_ns: f64,
     /// The cost of waking a sleeping channel for the thread that wakes it, in nanoseconds.
     pub wake_ns: f64,
+    /// The time that reading a long range takes more for each cache line, if another core has written
+    /// it, in nanoseconds.
+    pub remote_line_ns: f64,
     /// The bandwidth of one core with data in its cache.
     pub cached_gb_per_s: f64,
     /// The bandwidth of one core with non-temporal stores.
@@ -92,15 +94,6 @@ impl CpuProfile {
         profile_store::save(self, path)
     }
 
-    /// The kernel of short segments, which are not worth bypassing the caches. They request their
-    /// successors where copies with such requests were the fastest of data in no cache.
-    pub fn segment_kernel(&self) -> Kernel {
-        match self.streaming {
-            Streaming::Prefetch => Kernel::Stream(Streaming::Prefetch),
-            _ => Kernel::Cached,
-        }
-    }
-
     /// Values that suit most machines, from the processor's flags and cache sizes.
     pub fn built_in() -> Self {
         let l2_bytes = cpu::info().l2_bytes;
@@ -110,6 +103,7 @@ impl CpuProfile {
             streaming: Streaming::supported().next().unwrap_or(Streaming::Plain),
             handover_ns: 200.0,
             wake_ns: 3000.0,
+            remote_line_ns: 5.0,
             cached_gb_per_s: 20.0,
             stream_gb_per_s: 10.0,
             pair_stream_gb_per_s: 18.0,
@@ -191,6 +185,7 @@ impl StoredProfile for CpuProfile {
         for (name, value) in [
             ("handover_ns", self.handover_ns),
             ("wake_ns", self.wake_ns),
+            ("remote_line_ns", self.remote_line_ns),
             ("cached_gb_per_s", self.cached_gb_per_s),
             ("stream_gb_per_s", self.stream_gb_per_s),
             ("pair_stream_gb_per_s", self.pair_stream_gb_per_s),
@@ -216,6 +211,7 @@ impl StoredProfile for CpuProfile {
             streaming,
             handover_ns: fields.number("handover_ns")?,
             wake_ns: fields.number("wake_ns")?,
+            remote_line_ns: fields.number("remote_line_ns")?,
             cached_gb_per_s: fields.number("cached_gb_per_s")?,
             stream_gb_per_s: fields.number("stream_gb_per_s")?,
             pair_stream_gb_per_s: fields.number("pair_stream_gb_per_s")?,

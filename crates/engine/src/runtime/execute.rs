@@ -1,6 +1,7 @@
 //! Execution of an operation on the calling processor: for engines that are processors, and for the
 //! fallback after another engine failed.
 
+use memferry_sys::copy::ahead::CopyRange;
 use memferry_sys::copy::stream::Streaming;
 use memferry_sys::{copy, crc};
 
@@ -89,7 +90,7 @@ pub(crate) struct NextRange {
 }
 
 /// Executes one operation of a list, of which `next` is the following one. Its first lines are
-/// requested, or all lines of its source if the kernel is of that kind: the processor's own prefetchers
+/// requested, or all its lines if the kernel is of that kind: the processor's own prefetchers
 /// start anew in every range, and short ranges end before they help.
 ///
 /// # Safety
@@ -103,18 +104,18 @@ pub(crate) unsafe fn run_before(
     value: u8,
     next: Option<NextRange>,
 ) {
-    /// The maximum length of a range whose successor is requested while it is copied: two of them
-    /// fit into a first-level cache.
-    const MAX_BYTES: u64 = 8 << 10;
     // SAFETY: the caller upholds the contract.
     unsafe {
         match (operation, next) {
-            (Opcode::Copy, Some(next))
-                if length <= MAX_BYTES && kernel == Kernel::Stream(Streaming::Prefetch) =>
-            {
-                let (target, source) = (operands.target as *mut u8, operands.source as *const u8);
-                let (next, next_length) = (next.source as *const u8, next.length as usize);
-                copy::ahead::copy_before(target, source, length as usize, next, next_length);
+            (Opcode::Copy, Some(next)) if kernel == Kernel::Stream(Streaming::Prefetch) => {
+                let range = |source, target, length| CopyRange {
+                    source: source as *const u8,
+                    target: target as *mut u8,
+                    length: length as usize,
+                };
+                let now = range(operands.source, operands.target, length);
+                let next = range(next.source, next.target, next.length);
+                copy::ahead::copy_before(now, next);
             }
             _ => {
                 if let Some(next) = next {

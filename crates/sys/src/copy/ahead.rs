@@ -1,16 +1,52 @@
-//! Copies through the caches that request their source ahead of the loads.
+//! Copies through the caches that request memory before they come to it.
 //!
 //! The prefetchers of a processor start anew in every page and in every short range, and a copy loop
-//! of the C library relies on them. Requests ahead keep more cache lines on their way. That pays for
-//! data in memory or in the cache of another core; for data in the first-level cache, the requests
-//! only take time.
+//! of the C library relies on them. Here, the lines to load and the lines to store are requested
+//! [`AHEAD_BYTES`] before, or while the range before them is copied. Stores are aligned to cache
+//! lines. Of data in the first-level cache, such a copy takes as long as one of the C library.
 
 use super::cached;
 
-/// The distance in bytes between a load and the request that precedes it.
+/// The distance in bytes between an access and the request that precedes it.
 pub const AHEAD_BYTES: usize = 1024;
 
 const LINE: usize = 64;
+
+/// A range to copy.
+#[derive(Debug, Clone, Copy)]
+pub struct CopyRange {
+    /// The source address.
+    pub source: *const u8,
+    /// The target address.
+    pub target: *mut u8,
+    /// The length in bytes.
+    pub length: usize,
+}
+
+impl CopyRange {
+    /// The part from an offset on. The range is not accessed, so any offset is allowed.
+    fn from_offset(self, offset: usize) -> Self {
+        Self {
+            source: self.source.wrapping_add(offset),
+            target: self.target.wrapping_add(offset),
+            length: self.length.saturating_sub(offset),
+        }
+    }
+
+    /// Requests the lines of source and target at an offset.
+    #[inline(always)]
+    fn request(self, offset: usize) {
+        super::prefetch_for_read(self.source.wrapping_add(offset));
+        super::prefetch_for_write(self.target.wrapping_add(offset));
+    }
+
+    /// # Safety
+    /// As for [`cached`].
+    unsafe fn copy_cached(self) {
+        // SAFETY: the caller upholds the contract.
+        unsafe { cached(self.target, self.source, self.length) };
+    }
+}
 
 /// Whether this processor has the loop; without it, copies are those of [`cached`].
 #[inline]
@@ -18,88 +54,145 @@ pub fn is_supported() -> bool {
     crate::cpu::info().avx2
 }
 
-/// Copies a range, with its own source requested ahead.
+/// Copies a range that requests its own memory ahead.
 ///
 /// # Safety
 /// As for [`cached`].
 pub unsafe fn copy(target: *mut u8, source: *const u8, length: usize) {
-    // No line beyond the source is requested: it may be one that another thread writes.
-    let requested = length.saturating_sub(AHEAD_BYTES) / LINE * LINE;
-    // SAFETY: the caller upholds the contract, and `requested` is at most `length`.
-    unsafe {
-        lines(target, source, requested, source.wrapping_add(AHEAD_BYTES));
-        cached(target.add(requested), source.add(requested), length - requested);
-    }
+    let range = CopyRange { source, target, length };
+    // SAFETY: the caller upholds the contract.
+    unsafe { copy_requesting(range, range.from_offset(AHEAD_BYTES)) };
 }
 
-/// Copies a range while the source of the next range is requested.
+/// Copies ranges in their order. While a short one is copied, the next is requested.
 ///
 /// # Safety
-/// As for [`cached`]. Any `next` is allowed; it is not read.
-pub unsafe fn copy_before(
-    target: *mut u8,
-    source: *const u8,
-    length: usize,
-    next: *const u8,
-    next_length: usize,
-) {
-    let next_end = next.wrapping_add(next_length);
-    let requested = length.min(next_length.next_multiple_of(LINE)) / LINE * LINE;
-    // SAFETY: the caller upholds the contract, and `requested` is at most `length`.
-    unsafe {
-        lines(target, source, requested, next);
-        cached(target.add(requested), source.add(requested), length - requested);
-    }
-    // A longer range follows: its first lines are requested too. The last line of one that is not
-    // aligned is one more than its length tells.
-    const MAX_MORE: usize = 16;
-    let mut more = next.wrapping_add(requested);
-    for _ in 0..MAX_MORE {
-        if more >= next_end {
-            break;
-        }
-        super::prefetch_for_read(more);
-        more = more.wrapping_add(LINE);
-    }
-}
-
-/// Copies `length` bytes, a multiple of a line, and requests the line at the same distance from
-/// `ahead` before each.
-///
-/// # Safety
-/// As for [`cached`].
-#[inline]
-unsafe fn lines(target: *mut u8, source: *const u8, length: usize, ahead: *const u8) {
+/// As for [`cached`], for every range.
+pub unsafe fn copy_each(ranges: impl Iterator<Item = CopyRange>) {
     #[cfg(target_arch = "x86_64")]
     if is_supported() {
         // SAFETY: the caller upholds the contract, and the processor has the instructions.
-        unsafe { lines_avx2(target, source, length, ahead) };
-        return;
+        return unsafe { copy_each_avx2(ranges) };
     }
-    let _ = ahead;
     // SAFETY: the caller upholds the contract.
-    unsafe { cached(target, source, length) };
+    ranges.for_each(|range| unsafe { range.copy_cached() });
 }
 
 /// # Safety
-/// As for [`lines`], on a processor with 256-bit vectors.
+/// As for [`copy_each`], on a processor with 256-bit vectors.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn lines_avx2(target: *mut u8, source: *const u8, length: usize, ahead: *const u8) {
-    use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_storeu_si256};
-    let mut offset = 0;
-    while offset < length {
-        super::prefetch_for_read(ahead.wrapping_add(offset));
-        // SAFETY: a line at `offset` lies inside the `length` bytes, a multiple of a line; neither
-        // access needs an alignment.
-        unsafe {
-            let from = source.add(offset).cast::<__m256i>();
-            let to = target.add(offset).cast::<__m256i>();
-            let (low, high) = (_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1)));
-            _mm256_storeu_si256(to, low);
-            _mm256_storeu_si256(to.add(1), high);
+unsafe fn copy_each_avx2(mut ranges: impl Iterator<Item = CopyRange>) {
+    let Some(mut range) = ranges.next() else { return };
+    // SAFETY: the caller upholds the contract.
+    unsafe {
+        for next in ranges {
+            if range.length == next.length && (LINE..=MAX_SHORT_BYTES).contains(&range.length) {
+                lines_avx2(range, next);
+            } else {
+                copy_before(range, next);
+            }
+            range = next;
         }
-        offset += LINE;
+        range.copy_cached();
+    }
+}
+
+/// The maximum length in bytes of a range whose successor is requested while it is copied: two of
+/// them fit into a first-level cache.
+const MAX_SHORT_BYTES: usize = 8 << 10;
+
+/// Copies a range, and requests the next one if this one is short.
+///
+/// # Safety
+/// As for [`cached`], for `range`. Any `next` is allowed; it is not accessed.
+pub unsafe fn copy_before(range: CopyRange, next: CopyRange) {
+    let is_short = range.length <= MAX_SHORT_BYTES;
+    let ahead = if is_short { next } else { range.from_offset(AHEAD_BYTES) };
+    // SAFETY: the caller upholds the contract.
+    unsafe { copy_requesting(range, ahead) };
+    // A longer range follows: its first lines are requested too. The last line of one that is not
+    // aligned is one more than its length tells.
+    const MAX_MORE: usize = 16;
+    let requested = if is_short { range.length.min(next.length) } else { 0 };
+    let more = next.from_offset(requested);
+    for line in 0..more.length.div_ceil(LINE).min(MAX_MORE) {
+        more.request(line * LINE);
+    }
+}
+
+/// Copies a range, and requests the memory of `ahead` step by step. No line beyond `ahead` is
+/// requested: it may be one that another thread writes.
+///
+/// # Safety
+/// As for [`cached`], for `range`.
+#[inline]
+unsafe fn copy_requesting(range: CopyRange, ahead: CopyRange) {
+    let requesting = range.length.min(ahead.length);
+    // SAFETY: the caller upholds the contract, for both parts of the range.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        if requesting >= LINE && is_supported() {
+            lines_avx2(CopyRange { length: requesting, ..range }, ahead);
+            return range.from_offset(requesting).copy_cached();
+        }
+        range.copy_cached();
+    }
+}
+
+/// Copies a range of at least a line. The first and the last line are stored wherever they lie, those
+/// between them at aligned addresses; where these overlap, the same bytes are stored twice.
+///
+/// # Safety
+/// As for [`cached`], on a processor with 256-bit vectors, for at least a line.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+#[inline]
+unsafe fn lines_avx2(range: CopyRange, ahead: CopyRange) {
+    let CopyRange { source, target, length } = range;
+    let last = length - LINE;
+    ahead.request(0);
+    // SAFETY: every access is one line at an offset of at most `last`, so it lies inside the range.
+    unsafe {
+        store_line(target, load_line(source));
+        let mut offset = LINE - target as usize % LINE;
+        while offset < last {
+            ahead.request(offset);
+            store_line(target.add(offset), load_line(source.add(offset)));
+            offset += LINE;
+        }
+        store_line(target.add(last), load_line(source.add(last)));
+    }
+    ahead.request(length - 1);
+}
+
+#[cfg(target_arch = "x86_64")]
+type Line = [std::arch::x86_64::__m256i; 2];
+
+/// # Safety
+/// `source` must be valid for reads of a line; it needs no alignment.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+#[inline]
+unsafe fn load_line(source: *const u8) -> Line {
+    use std::arch::x86_64::_mm256_loadu_si256;
+    let source = source.cast();
+    // SAFETY: the caller guarantees the range.
+    unsafe { [_mm256_loadu_si256(source), _mm256_loadu_si256(source.add(1))] }
+}
+
+/// # Safety
+/// `target` must be valid for writes of a line; it needs no alignment.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+#[inline]
+unsafe fn store_line(target: *mut u8, [low, high]: Line) {
+    use std::arch::x86_64::_mm256_storeu_si256;
+    let target = target.cast();
+    // SAFETY: the caller guarantees the range.
+    unsafe {
+        _mm256_storeu_si256(target, low);
+        _mm256_storeu_si256(target.add(1), high);
     }
 }
 
@@ -143,12 +236,38 @@ mod tests {
         for length in LENGTHS {
             for next in LENGTHS {
                 for address in [other.as_ptr(), std::ptr::null(), usize::MAX as *const u8] {
-                    // SAFETY: as above; the next range is not read.
+                    let next =
+                        CopyRange { source: address, target: address.cast_mut(), length: next };
+                    // SAFETY: as above; the next range is not accessed.
                     check(length, |target, source| unsafe {
-                        copy_before(target, source, length, address, next);
+                        copy_before(CopyRange { source, target, length }, next);
                     });
                 }
             }
         }
+    }
+
+    #[test]
+    fn ranges_of_all_lengths_are_copied_in_a_row() {
+        let source = pattern(LENGTHS.iter().sum());
+        let mut target = vec![0; source.len()];
+        let mut at = 0;
+        let ranges: Vec<_> = LENGTHS
+            .into_iter()
+            .map(|length| {
+                let (source, target) = (source[at..].as_ptr(), target[at..].as_mut_ptr());
+                at += length;
+                CopyRange { source, target, length }
+            })
+            .collect();
+        // SAFETY: the ranges are parts of both vectors and do not overlap.
+        unsafe { copy_each(ranges.iter().copied()) };
+        assert_eq!(target, source);
+        target.fill(0);
+        // The other way round, with equal lengths in a row.
+        let twice = ranges.iter().rev().flat_map(|&range| [range; 2]);
+        // SAFETY: as above.
+        unsafe { copy_each(twice) };
+        assert_eq!(target, source);
     }
 }

@@ -8,7 +8,7 @@ use std::hint::spin_loop;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{bail, ensure};
+use anyhow::ensure;
 use memferry::engine::nic::{NicConfig, NicEngine};
 use memferry::engine::pci::available_devices;
 use memferry::sys::pages::Pages;
@@ -18,7 +18,7 @@ use memferry_sys::vfio::pci::E1000E;
 
 use super::slots::{HOT_SLOTS, MessageSlots};
 use super::work::OverheadTimer;
-use super::{CHECKED_MESSAGES, exclude_core};
+use super::CHECKED_MESSAGES;
 use crate::group::TaskRunner;
 use crate::group::command::{GroupTask, WorkerCommand};
 use crate::group::cores::MemberCores;
@@ -62,6 +62,8 @@ struct PacketFixture {
     /// far.
     arrived: [Notification; HOT_SLOTS],
     messages: u64,
+    /// The packets of the message that is delivered next.
+    pieces: Vec<Segment>,
 }
 
 struct PacketMemory {
@@ -101,8 +103,9 @@ impl TaskRunner for PacketReceiver {
 
 /// Opens a ferry over the network card that `MEMFERRY_NIC` names, or else the default ferry. The
 /// card is the only engine: next to the faster processor cores, the planner would give it no work.
-fn open_ferry() -> anyhow::Result<Ferry> {
-    let builder = Ferry::builder().capacity(CAPACITY);
+fn open_ferry(receiver_core: usize) -> anyhow::Result<Ferry> {
+    let others = affinity::allowed_cores().into_iter().filter(|&core| core != receiver_core);
+    let builder = Ferry::builder().capacity(CAPACITY).bind_to(others);
     let named = std::env::var("MEMFERRY_NIC").unwrap_or_default();
     let address = match named.trim() {
         "" | "off" => None,
@@ -117,13 +120,14 @@ fn open_ferry() -> anyhow::Result<Ferry> {
 impl PacketFixture {
     /// Opens a ferry whose threads do not run on the receiver's core, if there are other cores.
     fn open(core: usize) -> anyhow::Result<Self> {
-        let open = move || -> anyhow::Result<Ferry> {
-            exclude_core(core)?;
-            open_ferry()
-        };
-        let Ok(ferry) = std::thread::spawn(open).join() else { bail!("a thread failed") };
         let arrived = std::array::from_fn(|_| Notification::new(0));
-        Ok(Self { ferry: ferry?, memory: None, arrived, messages: 0 })
+        Ok(Self {
+            ferry: open_ferry(core)?,
+            memory: None,
+            arrived,
+            messages: 0,
+            pieces: Vec::new(),
+        })
     }
 
     /// Allocates memory for messages of this kind, and verifies deliveries to it. Returns at once
@@ -183,15 +187,15 @@ impl PacketFixture {
                 self.messages += 1;
                 let variable = &self.arrived[(self.messages % HOT_SLOTS as u64) as usize];
                 let (place, buffers) = memory.next();
-                let pieces: Vec<_> = packets(&memory.ring, buffers.clone(), place.len())
-                    .map(Segment::from)
-                    .collect();
+                let packets = packets(&memory.ring, buffers.clone(), place.len());
+                self.pieces.clear();
+                self.pieces.extend(packets.map(Segment::from));
                 let options = Options::new().notify(variable, self.messages);
                 let target = memory.slots.address(&place);
                 // SAFETY: a slot is reused after `HOT_SLOTS` messages at the earliest, and no more
                 // are in flight, so this slot is free until the wait below returns; nothing writes
                 // to the ring. On an earlier error, the ferry is dropped before the memory.
-                let transfer = unsafe { self.ferry.ideliver_raw(&pieces, target, options) }?;
+                let transfer = unsafe { self.ferry.ideliver_raw(&self.pieces, target, options) }?;
                 let value = self.messages;
                 under_way.push_back(Delivery { transfer, variable, value, slot: place, buffers });
             }
