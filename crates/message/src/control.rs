@@ -190,6 +190,14 @@ pub(crate) fn inline_message(words: &CellWords) -> Option<(Envelope, usize, &[u6
     is_valid.then_some((envelope, length, payload))
 }
 
+/// Whether a cell begins a message whose payload is in the ring, and that a receive may match.
+#[inline]
+pub(crate) fn begins_buffered_message(words: &CellWords) -> bool {
+    let kind = (words[0] >> 32) as u8;
+    let is_buffered = kind == kind::INLINE || kind == kind::EAGER;
+    is_buffered && unpack_envelope((words[0] >> 48) as u16, 0, 0).space != MatchSpace::Service
+}
+
 impl ControlMessage {
     /// Encodes the message as words of a cell.
     pub(crate) fn encode(&self) -> CellWords {

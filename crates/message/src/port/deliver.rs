@@ -150,7 +150,7 @@ impl Protocol {
         self.buffer_unexpected(
             peer,
             envelope,
-            UnexpectedPayload::Buffered { arrived: bytes.len(), bytes },
+            UnexpectedPayload::Buffered { length: bytes.len(), bytes },
         )
         .map(drop)
     }
@@ -189,7 +189,8 @@ impl Protocol {
             if length > MAX_EAGER_LIMIT {
                 return Err(ProtocolError("a message too long to be sent without being asked for"));
             }
-            let kept = UnexpectedPayload::Buffered { bytes: vec![0; length as usize], arrived: 0 };
+            let length = length as usize;
+            let kept = UnexpectedPayload::Buffered { bytes: Vec::with_capacity(length), length };
             let id = self.buffer_unexpected(peer, envelope, kept)?;
             self.peers.connection(peer).reassembly = Reassembly::Unexpected(id);
         }
@@ -218,25 +219,26 @@ impl Protocol {
         data: BounceSpan,
     ) -> Result<(), ProtocolError> {
         let connection = self.peers[peer].connection.as_mut().expect("notes come from connections");
-        let length = data.length as usize;
-        let source = connection.wire.incoming(data);
+        let (fragment, source) = (data.length as usize, connection.wire.incoming(data));
         connection.wire.release_bounce(data);
         let Some(unexpected) = self.matches.unexpected_mut(id) else {
             return Err(ProtocolError("a fragment of a message that is gone"));
         };
-        let UnexpectedPayload::Buffered { bytes, arrived } = &mut unexpected.message else {
+        let UnexpectedPayload::Buffered { bytes, length } = &mut unexpected.message else {
             return Err(ProtocolError("a fragment of a message that waits"));
         };
-        if length > bytes.len() - *arrived {
+        let arrived = bytes.len();
+        if fragment > *length - arrived {
             return Err(ProtocolError("more fragments than the message has bytes"));
         }
-        // SAFETY: the span lies inside the bounce ring, and the buffer has space after the bytes that have
-        // arrived.
+        bytes.reserve_exact(fragment);
+        // SAFETY: the span lies inside the bounce ring; the buffer has space for the fragment after the bytes
+        // that have arrived, and these are initialized then.
         unsafe {
-            std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr().add(*arrived), length);
+            std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr().add(arrived), fragment);
+            bytes.set_len(arrived + fragment);
         }
-        *arrived += length;
-        if *arrived == bytes.len() {
+        if bytes.len() == *length {
             connection.reassembly = Reassembly::None;
         }
         Ok(())

@@ -6,6 +6,7 @@
 
 use super::operations::{DeferredAction, OperationKind};
 use super::peer_table::ConnectedPeer;
+use super::progress::Drain;
 use super::protocol::Protocol;
 use super::{PortState, UnexpectedPayload};
 use crate::connection::Connection;
@@ -25,7 +26,7 @@ impl PortState {
         if self.protocol.peers[peer].connection.is_none() {
             return;
         }
-        let gone = match self.drain_ring(peer) {
+        let gone = match self.drain_ring(peer, Drain::All) {
             Ok((_, true)) => DisconnectReason::Closed,
             Ok((_, false)) if self.protocol.peers.wire(peer).memory.is_peer_closed() => {
                 DisconnectReason::Closed

@@ -120,8 +120,8 @@ pub struct Peer {
 
 /// A message that no receive has matched yet, or a claimed one.
 pub(crate) enum UnexpectedPayload {
-    /// An eager message, of which `arrived` bytes have arrived.
-    Buffered { bytes: Vec<u8>, arrived: usize },
+    /// An eager message: the bytes that have arrived, and how many it has.
+    Buffered { bytes: Vec<u8>, length: usize },
     /// A message in the memory of its sender.
     AtSender { length: u64, request: RtsInfo },
     /// A message on another host, which the remote transport can fetch.
@@ -147,7 +147,7 @@ impl UnexpectedPayload {
     /// Number of buffered payload bytes.
     fn bytes(&self) -> usize {
         match self {
-            Self::Buffered { bytes, .. } => bytes.len(),
+            Self::Buffered { length, .. } => *length,
             Self::AtSender { .. } | Self::AtRemoteHost { .. } | Self::Lost => 0,
         }
     }
@@ -165,12 +165,12 @@ impl UnexpectedPayload {
 
     /// Whether the whole message is buffered.
     fn is_complete(&self) -> bool {
-        matches!(self, Self::Buffered { bytes, arrived } if *arrived == bytes.len())
+        matches!(self, Self::Buffered { bytes, length } if bytes.len() == *length)
     }
 
     fn length(&self) -> u64 {
         match self {
-            Self::Buffered { bytes, .. } => bytes.len() as u64,
+            Self::Buffered { length, .. } => *length as u64,
             Self::AtSender { length, .. } | Self::AtRemoteHost { length, .. } => *length,
             Self::Lost => 0,
         }
@@ -273,10 +273,20 @@ impl Port {
     ) -> Result<Started, Error> {
         self.check_fork()?;
         let mut state = self.lock();
-        // Messages that have arrived match before the receive is posted.
-        state.progress_control();
         // SAFETY: the caller guarantees it.
-        unsafe { state.receive(&MatchSpec::tagged(from, tag, mask), pieces, None) }
+        let begun = unsafe { state.receive(&MatchSpec::tagged(from, tag, mask), pieces, None) }?;
+        // Afterwards: a message that has arrived then needs no buffer. A receive that took a buffered message
+        // leaves the next one in the ring, for the same reason.
+        if matches!(begun, Started::Pending(_)) || !state.protocol.planner.allows_fast_receive() {
+            state.progress_control();
+        }
+        Ok(match begun {
+            Started::Pending(number) => match state.protocol.operations.take_outcome(number) {
+                Some(outcome) => Started::Completed(outcome),
+                None => begun,
+            },
+            completed => completed,
+        })
     }
 
     /// Sends, and returns when the memory may be used again.
@@ -326,7 +336,6 @@ impl Port {
                     return outcome;
                 }
             }
-            state.progress_control();
             state.receive(&wanted, pieces, None)
         }?;
         self.finish(state, begun)

@@ -9,6 +9,7 @@ use memferry_sys::clock;
 
 use super::operations::OperationKind;
 use super::peer_table::{PeerSlot, PeerTable};
+use super::progress::{Drain, ProgressScope};
 use super::submit::Started;
 use super::wait::PortGuard;
 use super::{Peer, Port, PortState};
@@ -435,7 +436,7 @@ impl PortState {
         let waiting = std::mem::take(&mut known.queued_sends);
         if !waiting.is_empty() {
             self.protocol.peers.connection(peer).send_queue = waiting;
-            self.progress_peer(peer, super::progress::ProgressScope::ControlOnly);
+            self.progress_peer(peer, ProgressScope::ControlOnly, Drain::All);
         }
     }
 }

@@ -22,6 +22,17 @@ pub(super) enum ProgressScope {
     Copy,
 }
 
+/// Which messages a pass takes out of the rings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Drain {
+    /// All. Those that no receive matches are buffered.
+    All,
+    /// Those before one that no receive can match, and that one only if it is the first. A thread that has
+    /// what it waits for thus leaves later messages in the ring, where their receives take them without
+    /// another copy. The first is taken because what the thread waits for may be behind it.
+    Wanted,
+}
+
 /// Interval of liveness checks without progress.
 const LIVENESS_CHECK_NS: u64 = 10_000_000;
 
@@ -34,17 +45,20 @@ impl PortState {
     /// unlocks the port could copy something.
     pub(crate) fn progress_steps(&mut self) -> bool {
         self.protocol.copies.is_due = false;
-        self.progress_all(ProgressScope::Steps) | self.protocol.copies.is_due
+        self.progress_all(ProgressScope::Steps, Drain::All) | self.protocol.copies.is_due
     }
 
     /// Makes progress with the lock held, and takes one copy that the caller makes without the lock.
     #[inline]
-    pub(super) fn step_and_take_copy(&mut self) -> (bool, Option<(usize, Arc<ActiveCopy>)>) {
-        let moved = self.progress_all(ProgressScope::Copy);
+    pub(super) fn step_and_take_copy(
+        &mut self,
+        drain: Drain,
+    ) -> (bool, Option<(usize, Arc<ActiveCopy>)>) {
+        let moved = self.progress_all(ProgressScope::Copy, drain);
         (moved, self.protocol.copies.next.take())
     }
 
-    pub(super) fn progress_all(&mut self, work: ProgressScope) -> bool {
+    pub(super) fn progress_all(&mut self, work: ProgressScope, drain: Drain) -> bool {
         let mut moved = false;
         if self.windows.has_unannounced_releases() {
             self.windows.announce_released(&mut self.protocol.peers);
@@ -56,7 +70,7 @@ impl PortState {
         if has_hints && self.wakeup.is_hint_set() {
             moved |= self.take_hints();
         }
-        moved |= self.progress_polled(work, has_hints);
+        moved |= self.progress_polled(work, drain, has_hints);
         if self.protocol.peers.connects_in_flight > 0 {
             moved |= self.poll_connects();
         }
@@ -69,7 +83,7 @@ impl PortState {
 
     /// Makes progress with the peers whose rings are polled.
     #[inline]
-    fn progress_polled(&mut self, work: ProgressScope, has_hints: bool) -> bool {
+    fn progress_polled(&mut self, work: ProgressScope, drain: Drain, has_hints: bool) -> bool {
         let (mut moved, mut has_quiet) = (false, false);
         // Round robin: one peer may have many copies.
         let (count, next) = (self.protocol.peers.polled.len(), self.protocol.copies.next_peer);
@@ -82,7 +96,7 @@ impl PortState {
             let Some(&peer) = self.protocol.peers.polled.get(at) else { continue };
             let slot = &mut self.protocol.peers[peer];
             if slot.has_work() {
-                moved |= self.progress_peer(peer, work);
+                moved |= self.progress_peer(peer, work, drain);
                 if has_hints {
                     self.protocol.peers.activate(peer);
                 }
@@ -118,11 +132,16 @@ impl PortState {
     }
 
     /// Makes progress with one peer. A peer that violates the protocol is disconnected.
-    pub(super) fn progress_peer(&mut self, peer: usize, work: ProgressScope) -> bool {
+    pub(super) fn progress_peer(
+        &mut self,
+        peer: usize,
+        work: ProgressScope,
+        drain: Drain,
+    ) -> bool {
         if self.protocol.peers[peer].connection.is_none() {
             return false;
         }
-        let progress = match self.drain_ring(peer) {
+        let progress = match self.drain_ring(peer, drain) {
             Ok((moved, false)) => self
                 .protocol
                 .progress_connection(peer, work)
@@ -155,10 +174,14 @@ impl PortState {
     /// Processes the control messages of a peer, at most as many as a ring holds. Returns whether there were
     /// any, and whether the peer closes.
     #[inline]
-    pub(super) fn drain_ring(&mut self, peer: usize) -> Result<(bool, bool), ProtocolError> {
+    pub(super) fn drain_ring(
+        &mut self,
+        peer: usize,
+        drain: Drain,
+    ) -> Result<(bool, bool), ProtocolError> {
         let mut cells = MAX_UNREAD_CELLS;
         loop {
-            match self.protocol.drain_ring(peer, &mut cells)? {
+            match self.protocol.drain_ring(peer, drain, &mut cells)? {
                 ControlEvent::Handled => return Ok((cells < MAX_UNREAD_CELLS, false)),
                 ControlEvent::PeerClosed => return Ok((true, true)),
                 ControlEvent::RegionChanged(region) => {

@@ -411,7 +411,7 @@ impl Protocol {
             let _ = self.buffer_unexpected(
                 peer,
                 envelope,
-                UnexpectedPayload::Buffered { arrived: length, bytes },
+                UnexpectedPayload::Buffered { length, bytes },
             );
             return;
         };

@@ -1,11 +1,11 @@
 //! Steps of operations: control messages that arrived, queued sends, and messages that are being copied.
 
 use super::operations::OperationKind;
-use super::progress::ProgressScope;
+use super::progress::{Drain, ProgressScope};
 use super::protocol::{ControlEvent, Protocol};
 use super::{StepContext, step_context};
 use crate::connection::CopyError;
-use crate::control::{ControlMessage, OperationId};
+use crate::control::{ControlMessage, OperationId, begins_buffered_message};
 use crate::envelope::MatchSpace;
 use crate::path::{self, ReceiveStage, SendStage, StepResult};
 use crate::plan::PathKind;
@@ -22,10 +22,16 @@ impl Protocol {
     pub(super) fn drain_ring(
         &mut self,
         peer: usize,
+        drain: Drain,
         cells: &mut usize,
     ) -> Result<ControlEvent, ProtocolError> {
+        let budget = *cells;
         while *cells > 0 {
             let Some(words) = self.peers.connection(peer).wire.consumer.peek() else { break };
+            let is_unwanted = || !self.matches.has_posted() && begins_buffered_message(&words);
+            if drain == Drain::Wanted && *cells < budget && is_unwanted() {
+                break;
+            }
             let event = self.deliver(peer, &words)?;
             if event == ControlEvent::PeerClosed {
                 return Ok(event);

@@ -5,7 +5,7 @@ use memferry_sys::{clock, probes};
 use super::operations::OperationKind;
 use super::peer_table::Reassembly;
 use super::posted_buffer::PostedReceive;
-use super::progress::ProgressScope;
+use super::progress::{Drain, ProgressScope};
 use super::protocol::{MatchEvent, Protocol};
 use super::{MessageStatus, Peer, PortState, UnexpectedPayload, service, step_context};
 use crate::completion::CompletionOptions;
@@ -56,7 +56,7 @@ impl PortState {
             }
             Ok(SendOutcome::Queued { number, is_first }) => {
                 if is_first {
-                    self.progress_peer(peer, ProgressScope::ControlOnly);
+                    self.progress_peer(peer, ProgressScope::ControlOnly, Drain::Wanted);
                 }
                 Ok(Started::Pending(number))
             }
@@ -116,7 +116,7 @@ impl PortState {
         if let Err(ProtocolError(what)) = outcome {
             self.disconnect(peer, DisconnectReason::ProtocolViolation(what));
         }
-        self.progress_peer(peer, ProgressScope::ControlOnly);
+        self.progress_peer(peer, ProgressScope::ControlOnly, Drain::Wanted);
     }
 }
 
@@ -349,22 +349,21 @@ impl Protocol {
         let Unexpected { arrival, source: peer, envelope, message, .. } = kept;
         self.peers.release_unexpected(peer, message.weight(), message.bytes());
         match message {
-            UnexpectedPayload::Buffered { bytes, arrived } => {
-                let length = bytes.len() as u64;
+            UnexpectedPayload::Buffered { bytes, length } => {
+                let (arrived, length) = (bytes.len() as u64, length as u64);
                 let Some(receiving) = self.operations.receiving(number) else {
                     return MatchEvent::Handled;
                 };
                 receiving.set_matched(peer, envelope, length);
-                let fits = receiving.accepted().min(arrived as u64) as usize;
+                let fits = receiving.accepted().min(arrived) as usize;
                 // SAFETY: the caller guarantees the segments; no more is written than they hold.
                 unsafe { scatter(receiving.segments.as_slice(), 0, bytes.as_ptr(), fits) };
-                if arrived == bytes.len() {
+                if arrived == length {
                     self.peers.return_remote_credit(peer, length);
                     self.complete_receive(number);
                     return MatchEvent::Handled;
                 }
                 // Fragments that have not arrived yet go to the receive.
-                let arrived = arrived as u64;
                 receiving.arrival = arrival;
                 receiving.stage = ReceiveStage::Arriving { arrived, requested: None };
                 let connection = self.peers.connection(peer);

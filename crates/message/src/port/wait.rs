@@ -8,7 +8,7 @@ use std::time::Instant;
 use memferry_sys::biased_mutex::BiasedGuard;
 
 use super::operations::DeferredAction;
-use super::progress::ProgressScope;
+use super::progress::{Drain, ProgressScope};
 use super::{Port, PortState};
 use crate::path::ActiveCopy;
 use crate::ring::wakeup::FD_ARMED;
@@ -62,7 +62,18 @@ impl PortGuard<'_> {
     /// made progress.
     #[inline]
     pub(crate) fn progress(&mut self) -> bool {
-        let (moved, copy) = self.state.step_and_take_copy();
+        self.progress_draining(Drain::All)
+    }
+
+    /// As [`PortGuard::progress`], for a thread that polls again unless it has what it waits for.
+    #[inline]
+    fn progress_waiting(&mut self) -> bool {
+        self.progress_draining(Drain::Wanted)
+    }
+
+    #[inline]
+    fn progress_draining(&mut self, drain: Drain) -> bool {
+        let (moved, copy) = self.state.step_and_take_copy(drain);
         if let Some((peer, copying)) = copy {
             self.run_copy(peer, &copying);
             return true;
@@ -85,7 +96,7 @@ impl PortGuard<'_> {
         if self.protocol.operations.has_detached() {
             self.progress()
         } else {
-            self.progress_all(ProgressScope::ControlOnly)
+            self.progress_all(ProgressScope::ControlOnly, Drain::Wanted)
         }
     }
 
@@ -97,7 +108,7 @@ impl PortGuard<'_> {
         // The operation may have ended during the copy, and wait for it.
         let mut moved =
             !self.protocol.operations.quiescing.is_empty() && self.protocol.finish_quiesced();
-        moved |= self.progress_peer(peer, ProgressScope::Steps);
+        moved |= self.progress_peer(peer, ProgressScope::Steps, Drain::Wanted);
         self.wakeup.progress_count += u64::from(moved);
     }
 
@@ -278,7 +289,7 @@ impl Port {
         deadline: Option<Instant>,
         mut look: impl FnMut(&mut PortState) -> Option<T>,
     ) -> Option<T> {
-        state.progress();
+        state.progress_waiting();
         if let Some(found) = look(&mut state) {
             return Some(found);
         }
@@ -293,7 +304,7 @@ impl Port {
             loop {
                 let mut moved = false;
                 for turn in 0..looks {
-                    if state.progress() {
+                    if state.progress_waiting() {
                         (moved_at, quiet, moved) = (None, 0, true);
                     }
                     seen = state.wait_epoch();
