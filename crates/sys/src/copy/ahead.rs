@@ -25,7 +25,7 @@ pub struct CopyRange {
 
 impl CopyRange {
     /// The part from an offset on. The range is not accessed, so any offset is allowed.
-    fn from_offset(self, offset: usize) -> Self {
+    fn skip(self, offset: usize) -> Self {
         Self {
             source: self.source.wrapping_add(offset),
             target: self.target.wrapping_add(offset),
@@ -61,7 +61,7 @@ pub fn is_supported() -> bool {
 pub unsafe fn copy(target: *mut u8, source: *const u8, length: usize) {
     let range = CopyRange { source, target, length };
     // SAFETY: the caller upholds the contract.
-    unsafe { copy_requesting(range, range.from_offset(AHEAD_BYTES)) };
+    unsafe { copy_requesting(range, range.skip(AHEAD_BYTES)) };
 }
 
 /// Copies ranges in their order. While a short one is copied, the next is requested.
@@ -108,14 +108,14 @@ const MAX_SHORT_BYTES: usize = 8 << 10;
 /// As for [`cached`], for `range`. Any `next` is allowed; it is not accessed.
 pub unsafe fn copy_before(range: CopyRange, next: CopyRange) {
     let is_short = range.length <= MAX_SHORT_BYTES;
-    let ahead = if is_short { next } else { range.from_offset(AHEAD_BYTES) };
+    let ahead = if is_short { next } else { range.skip(AHEAD_BYTES) };
     // SAFETY: the caller upholds the contract.
     unsafe { copy_requesting(range, ahead) };
     // A longer range follows: its first lines are requested too. The last line of one that is not
     // aligned is one more than its length tells.
     const MAX_MORE: usize = 16;
     let requested = if is_short { range.length.min(next.length) } else { 0 };
-    let more = next.from_offset(requested);
+    let more = next.skip(requested);
     for line in 0..more.length.div_ceil(LINE).min(MAX_MORE) {
         more.request(line * LINE);
     }
@@ -134,7 +134,7 @@ unsafe fn copy_requesting(range: CopyRange, ahead: CopyRange) {
         #[cfg(target_arch = "x86_64")]
         if requesting >= LINE && is_supported() {
             lines_avx2(CopyRange { length: requesting, ..range }, ahead);
-            return range.from_offset(requesting).copy_cached();
+            return range.skip(requesting).copy_cached();
         }
         range.copy_cached();
     }

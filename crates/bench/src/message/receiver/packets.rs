@@ -62,8 +62,6 @@ struct PacketFixture {
     /// far.
     arrived: [Notification; HOT_SLOTS],
     messages: u64,
-    /// The packets of the message that is delivered next.
-    pieces: Vec<Segment>,
 }
 
 struct PacketMemory {
@@ -121,13 +119,7 @@ impl PacketFixture {
     /// Opens a ferry whose threads do not run on the receiver's core, if there are other cores.
     fn open(core: usize) -> anyhow::Result<Self> {
         let arrived = std::array::from_fn(|_| Notification::new(0));
-        Ok(Self {
-            ferry: open_ferry(core)?,
-            memory: None,
-            arrived,
-            messages: 0,
-            pieces: Vec::new(),
-        })
+        Ok(Self { ferry: open_ferry(core)?, memory: None, arrived, messages: 0 })
     }
 
     /// Allocates memory for messages of this kind, and verifies deliveries to it. Returns at once
@@ -182,20 +174,21 @@ impl PacketFixture {
             return Ok(());
         }
         let mut under_way: VecDeque<Delivery<'_>> = VecDeque::with_capacity(HOT_SLOTS);
+        let mut pieces = Vec::new();
         for received in 0..times {
             while under_way.len() < 2 && received + (under_way.len() as u64) < times {
                 self.messages += 1;
                 let variable = &self.arrived[(self.messages % HOT_SLOTS as u64) as usize];
                 let (place, buffers) = memory.next();
                 let packets = packets(&memory.ring, buffers.clone(), place.len());
-                self.pieces.clear();
-                self.pieces.extend(packets.map(Segment::from));
+                pieces.clear();
+                pieces.extend(packets.map(Segment::from));
                 let options = Options::new().notify(variable, self.messages);
                 let target = memory.slots.address(&place);
                 // SAFETY: a slot is reused after `HOT_SLOTS` messages at the earliest, and no more
                 // are in flight, so this slot is free until the wait below returns; nothing writes
                 // to the ring. On an earlier error, the ferry is dropped before the memory.
-                let transfer = unsafe { self.ferry.ideliver_raw(&self.pieces, target, options) }?;
+                let transfer = unsafe { self.ferry.ideliver_raw(&pieces, target, options) }?;
                 let value = self.messages;
                 under_way.push_back(Delivery { transfer, variable, value, slot: place, buffers });
             }
