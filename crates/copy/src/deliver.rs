@@ -15,9 +15,9 @@ use crate::cookie::Cookie;
 use crate::error::{Error, ValidationError};
 use crate::ferry::{Ferry, check_lengths};
 use crate::list::List;
-use crate::plan::CopyStrategy;
+use crate::plan::{CopyPlan, CopyStrategy};
 use crate::request::{Options, Request, check_range};
-use crate::submit::DeliveryBy;
+use crate::submit::{DeliveryBy, DeliveryChoice};
 use crate::transfer::Transfer;
 
 /// A range of memory to read: one element of a gather list.
@@ -133,22 +133,48 @@ impl Ferry {
         let length = check(pieces, target)?;
         // The request describes only the target; the source is a placeholder.
         let mut request = Request::copy(target, target, length).with(options);
-        let by = self.core.delivery_by(pieces.len(), &request, blocking);
-        if let Some(by @ (DeliveryBy::Caller | DeliveryBy::MeasuredCaller)) = by {
-            let start = (by == DeliveryBy::MeasuredCaller).then(Instant::now);
+        let choice = self.core.choose_delivery(pieces.len(), &request, blocking);
+        let Some(DeliveryChoice { by, is_measured }) = choice else {
+            let plan = self.core.plan(&request, blocking)?;
             // SAFETY: the caller upholds the contract; `check` ensures that no segment overlaps the
             // target.
-            let transfer = unsafe { deliver_inline(pieces, target, length, &mut request.options) };
-            if let Some(start) = start {
-                self.core.delivery_rates.record(length as u64, start);
+            return Ok(unsafe { self.deliver_planned(pieces, request, plan, blocking) });
+        };
+        let start = is_measured.then(Instant::now);
+        let transfer = match by {
+            // SAFETY: as above.
+            DeliveryBy::Caller => unsafe {
+                deliver_inline(pieces, target, length, &mut request.options)
+            },
+            DeliveryBy::Channel => {
+                let mut plan = self.core.plan(&request, blocking)?;
+                if plan.strategy == CopyStrategy::Inline {
+                    plan.strategy = CopyStrategy::SingleDescriptor { engine: 0 };
+                }
+                // SAFETY: as above.
+                unsafe { self.deliver_planned(pieces, request, plan, blocking) }
             }
-            return Ok(transfer);
+        };
+        if let Some(start) = start {
+            self.core.delivery_rates.record(by, length as u64, start);
         }
-        let mut plan = self.core.plan(&request, blocking)?;
-        if by == Some(DeliveryBy::Channel) && plan.strategy == CopyStrategy::Inline {
-            plan.strategy = CopyStrategy::SingleDescriptor { engine: 0 };
-        }
-        let mut next = target as u64;
+        Ok(transfer)
+    }
+
+    /// Delivers according to a plan.
+    ///
+    /// # Safety
+    /// As for [`Ferry::ideliver_raw`], with segments that were checked; the request must describe the
+    /// target.
+    unsafe fn deliver_planned(
+        &self,
+        pieces: &[Segment],
+        request: Request<'_>,
+        plan: CopyPlan,
+        blocking: bool,
+    ) -> Transfer {
+        let Request { target, length, .. } = request;
+        let mut next = target;
         let segments = pieces.iter().map(move |piece| {
             let (source, target, length) = (piece.address as u64, next, piece.length as u64);
             next += length;
@@ -158,15 +184,14 @@ impl Ferry {
             name: "delivery",
             segments,
             count: pieces.len(),
-            length: length as u64,
-            target: Some(target as u64),
+            length,
+            target: Some(target),
             is_moved: false,
             plan,
             options: request.options,
         };
-        // SAFETY: the caller upholds the contract; `check` ensures that no segment overlaps the
-        // target.
-        Ok(unsafe { list.start(&self.core, blocking) })
+        // SAFETY: the caller upholds the contract.
+        unsafe { list.start(&self.core, blocking) }
     }
 }
 

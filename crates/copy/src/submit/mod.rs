@@ -28,7 +28,7 @@ use crate::request::{CacheHint, Options, Request};
 use crate::transfer::{Transfer, WaitConfig};
 
 pub(crate) use active_engine::{ActiveEngine, SubmittedSequences, run_refused};
-pub(crate) use delivery_rates::{DeliveryBy, DeliveryRates};
+pub(crate) use delivery_rates::{DeliveryBy, DeliveryChoice, DeliveryRates};
 pub(crate) use inline_limit::InlineLimit;
 use inline_limit::SmallCopy;
 
@@ -283,12 +283,12 @@ impl FerryCore {
 
     /// Decides who copies a delivery in `count` segments, of which `request` describes the target.
     /// `None`: the planner decides.
-    pub(crate) fn delivery_by(
+    pub(crate) fn choose_delivery(
         &self,
         count: usize,
         request: &Request<'_>,
         blocking: bool,
-    ) -> Option<DeliveryBy> {
+    ) -> Option<DeliveryChoice> {
         let has_choice = self.inline_limit.small_bytes > 0
             && !blocking
             && request.length <= plan::MAX_CALLER_BYTES
