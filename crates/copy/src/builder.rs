@@ -268,7 +268,7 @@ impl FerryBuilder {
             let selection = match set {
                 Some((_, selection)) if factory.accepts(selection) => selection.clone(),
                 Some((_, wrong)) => {
-                    let value = format!("{wrong:?}");
+                    let value = wrong.to_string();
                     return Err(BuildError::Setting { name, value, expected });
                 }
                 None => environment(factory.variable(), expected, |text| factory.parse(text))?

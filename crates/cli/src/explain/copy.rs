@@ -99,7 +99,7 @@ fn explain(
     let engines = plan.map(|plan| devices.verdicts(facts, &blocking, &plan)).unwrap_or_default();
     Ok(Explanation {
         engines,
-        tuning: EngineTuning::of(facts),
+        tuning: EngineTuning::of(facts, devices),
         bytes: question.bytes,
         temperature: match question.cache_hint {
             CacheHint::Unknown => "unknown",

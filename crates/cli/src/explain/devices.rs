@@ -4,16 +4,22 @@
 use memferry::plan::{
     self, CopyPlan, CopyPlanContext, CopyQuery, CopyStrategy, EngineSummary, TuningFact,
 };
+use memferry::engine::dsa::published_tuning;
 use memferry::{EngineSelection, FerryBuilder};
 use serde::Serialize;
 
-/// A kind of device that the arguments ask for.
+/// The devices that the arguments and the environment ask for.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RequestedDevices {
-    pub(super) ioat: Option<String>,
-    pub(super) nic: Option<String>,
-    pub(super) dsa: Option<String>,
+    /// Names of engines, with their devices.
+    by_arguments: Vec<(&'static str, String)>,
+    /// Names of engines, with the variable that asks for them and its value.
+    by_environment: Vec<(&'static str, String)>,
 }
+
+/// The engines of devices, and their variables.
+const DEVICE_ENGINES: [(&str, &str); 3] =
+    [("ioat", "MEMFERRY_IOAT"), ("nic", "MEMFERRY_NIC"), ("dsa", "MEMFERRY_DSA")];
 
 /// An engine, and the planner's verdict about it.
 #[derive(Debug, Serialize)]
@@ -43,9 +49,19 @@ pub(super) struct EngineFact {
 }
 
 impl EngineTuning {
-    /// The values of all engines that have some.
-    pub(super) fn of(facts: &CopyPlanContext) -> Vec<Self> {
+    /// The values of all engines that have some, and the published ones of a DSA that was asked for and
+    /// is not there.
+    pub(super) fn of(facts: &CopyPlanContext, devices: &RequestedDevices) -> Vec<Self> {
         let tuned = facts.engines.iter().filter(|engine| !engine.tuning.is_empty());
+        let mut all: Vec<_> =
+            tuned.map(|engine| Self::new(engine.name.clone(), &engine.tuning)).collect();
+        if devices.absent(facts).any(|(name, _)| name == "dsa") {
+            all.push(Self::new("dsa, which is not here,".into(), &published_tuning()));
+        }
+        all
+    }
+
+    fn new(engine: String, facts: &[TuningFact]) -> Self {
         let fact = |fact: &TuningFact| EngineFact {
             name: fact.name,
             value: fact.value,
@@ -53,11 +69,7 @@ impl EngineTuning {
             origin: fact.origin.name(),
             reason: fact.reason,
         };
-        let tuning = |engine: &EngineSummary| Self {
-            engine: engine.name.clone(),
-            facts: engine.tuning.iter().map(fact).collect(),
-        };
-        tuned.map(tuning).collect()
+        Self { engine, facts: facts.iter().map(fact).collect() }
     }
 
     /// The lines for people.
@@ -71,27 +83,49 @@ impl EngineTuning {
 }
 
 impl RequestedDevices {
-    fn each(&self) -> [(&'static str, &Option<String>); 3] {
-        [("ioat", &self.ioat), ("nic", &self.nic), ("dsa", &self.dsa)]
+    /// Takes the devices of the arguments, in the order of I/OAT, network card and DSA, and of the
+    /// variables that `variable` reads.
+    pub(super) fn new(
+        arguments: [&Option<String>; 3],
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Self {
+        let mut requested = Self::default();
+        for ((engine, name), argument) in DEVICE_ENGINES.into_iter().zip(arguments) {
+            if let Some(devices) = argument {
+                requested.by_arguments.push((engine, devices.clone()));
+            } else if let Some(value) = variable(name).map(|value| value.trim().to_owned())
+                && !["", "off"].contains(&value.as_str())
+            {
+                requested.by_environment.push((engine, format!("{name}={value}")));
+            }
+        }
+        requested
     }
 
     /// Adds the devices to a ferry. What is not asked for is as the environment says.
     pub(super) fn select(&self, mut builder: FerryBuilder) -> FerryBuilder {
-        for (name, devices) in self.each() {
-            let Some(devices) = devices else { continue };
+        for (name, devices) in &self.by_arguments {
             let selection = match devices.as_str() {
                 "auto" => EngineSelection::Auto,
                 names => EngineSelection::Devices(
                     names.split(',').map(|name| name.trim().to_owned()).collect(),
                 ),
             };
-            builder = match name {
+            builder = match *name {
                 "ioat" => builder.ioat(selection),
                 "nic" => builder.nic(selection),
                 _ => builder.dsa(selection),
             };
         }
         builder
+    }
+
+    /// The engines that were asked for and have no device here, each with who asked.
+    fn absent(&self, facts: &CopyPlanContext) -> impl Iterator<Item = (&'static str, String)> {
+        let arguments =
+            self.by_arguments.iter().map(|(name, devices)| (*name, format!("--{name}={devices}")));
+        let asked = arguments.chain(self.by_environment.iter().cloned());
+        asked.filter(|(name, _)| facts.engines.iter().all(|engine| engine.name != *name))
     }
 
     /// The verdicts about all engines of a ferry, and about devices that were asked for and are not
@@ -107,15 +141,13 @@ impl RequestedDevices {
             is_chosen: is_chosen(plan, index),
             verdict: verdict(facts, question, plan, index),
         });
-        let is_here = |name: &str| facts.engines.iter().any(|engine| engine.name == name);
-        let absent =
-            self.each().into_iter().filter(|(name, asked)| asked.is_some() && !is_here(name));
-        let absent = absent.map(|(name, _)| EngineVerdict {
+        let absent = self.absent(facts).map(|(name, asked)| EngineVerdict {
             engine: name.into(),
             is_chosen: false,
-            verdict:
-                "no device can be used: `memferry doctor` tells what is there, and what it needs"
-                    .into(),
+            verdict: format!(
+                "asked for by {asked}, but no device can be used: `memferry doctor` tells what is \
+                 there, and what it needs"
+            ),
         });
         here.chain(absent).collect()
     }
@@ -190,7 +222,7 @@ mod tests {
         let engine = Arc::new(DsaEngine::over_model(DsaModel::new()).unwrap());
         let ferry = Ferry::builder().profile(ProfileSource::BuiltIn).engine(engine, 1);
         let ferry = ferry.build().unwrap();
-        let tuning = EngineTuning::of(ferry.plan_context());
+        let tuning = EngineTuning::of(ferry.plan_context(), &RequestedDevices::default());
         assert_eq!(tuning.len(), 1);
         let text = tuning[0].lines();
         for name in ["descriptor_ns", "max_batch", "aligned_from_bytes", "queues"] {
@@ -205,8 +237,38 @@ mod tests {
     }
 
     #[test]
+    fn devices_that_the_environment_asks_for_have_a_verdict_too() {
+        let environment = |name: &str| match name {
+            "MEMFERRY_NIC" => Some("auto".into()),
+            "MEMFERRY_IOAT" => Some("off".into()),
+            "MEMFERRY_DSA" => Some("wq0.0".into()),
+            _ => None,
+        };
+        let requested = RequestedDevices::new([&None, &None, &Some("auto".into())], environment);
+        let found = verdicts(64, &requested);
+        let names: Vec<_> = found.iter().map(|found| found.engine.as_str()).collect();
+        assert_eq!(names, ["cpu", "ioat", "dsa", "nic"]);
+        assert!(found[2].verdict.contains("--dsa=auto"), "an argument comes before the variable");
+        assert!(found[3].verdict.contains("MEMFERRY_NIC=auto"), "{}", found[3].verdict);
+    }
+
+    #[test]
+    fn a_dsa_that_is_not_here_is_explained_by_published_values() {
+        let ferry = Ferry::builder().profile(ProfileSource::BuiltIn).build().unwrap();
+        let asked = RequestedDevices::new([&None, &None, &Some("auto".into())], |_| None);
+        assert!(EngineTuning::of(ferry.plan_context(), &RequestedDevices::default()).is_empty());
+        let tuning = EngineTuning::of(ferry.plan_context(), &asked);
+        let text = tuning[0].lines();
+        assert!(tuning[0].engine.contains("not here"), "{}", tuning[0].engine);
+        for value in ["1150 ns  literature: ", "28.0 GB/s  literature: ", "aligned_from_bytes"] {
+            assert!(text.contains(value), "{text}");
+        }
+        assert!(!text.contains("reported"), "what only a device reports is unknown: {text}");
+    }
+
+    #[test]
     fn every_engine_has_a_verdict_and_absent_devices_too() {
-        let requested = RequestedDevices { dsa: Some("auto".into()), ..Default::default() };
+        let requested = RequestedDevices::new([&None, &None, &Some("auto".into())], |_| None);
         for bytes in [64, 64 << 20] {
             let found = verdicts(bytes, &requested);
             let names: Vec<_> = found.iter().map(|found| found.engine.as_str()).collect();
@@ -215,6 +277,7 @@ mod tests {
                 found.iter().filter(|found| found.is_chosen).count(),
                 usize::from(bytes > 64)
             );
+            assert!(found[2].verdict.contains("--dsa=auto"), "{}", found[2].verdict);
             assert!(found[2].verdict.contains("memferry doctor"), "{}", found[2].verdict);
             let is_told = |found: &EngineVerdict| found.verdict.contains("chosen, ");
             assert!(found[..2].iter().all(is_told), "{found:?}");

@@ -19,11 +19,9 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<()> {
     match args.message {
         Some(bytes) => message::run(bytes, args.json),
         None => {
-            let devices = devices::RequestedDevices {
-                ioat: args.ioat.clone(),
-                nic: args.nic.clone(),
-                dsa: args.dsa.clone(),
-            };
+            let variable = |name: &str| std::env::var(name).ok();
+            let named = [&args.ioat, &args.nic, &args.dsa];
+            let devices = devices::RequestedDevices::new(named, variable);
             copy::run(copy_query(args, is_sole_user()), args.gpu, &devices, args.json)
         }
     }

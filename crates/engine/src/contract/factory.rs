@@ -4,7 +4,7 @@
 //! engines. The copy core walks the [list of all factories](crate::factories) and knows no engine by
 //! its type, except the processor's.
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::sync::Arc;
 
 use memferry_memory::pin_cache::PinCacheLimits;
@@ -46,6 +46,17 @@ impl EngineSelection {
             "off" => Self::Off,
             "auto" => Self::Auto,
             devices => Self::Devices(devices.split(',').map(|name| name.trim().into()).collect()),
+        }
+    }
+}
+
+impl fmt::Display for EngineSelection {
+    /// Writes the text that an environment variable would have.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::Auto => f.write_str("auto"),
+            Self::Devices(names) => f.write_str(&names.join(",")),
         }
     }
 }

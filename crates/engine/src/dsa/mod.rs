@@ -37,6 +37,7 @@ pub(crate) use self::factory::FACTORY;
 pub use self::idxd::IdxdQueueChoice;
 use self::pci_device::DsaPciDevice;
 use self::queue::DsaQueue;
+pub use self::tuning::published_tuning;
 use self::tuning::{DsaProperties, DsaTuning};
 use self::work_queue::{QueueLimits, WorkQueue};
 use crate::contract::{

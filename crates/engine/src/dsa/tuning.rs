@@ -17,6 +17,21 @@ const BATCHED_PART: f64 = 0.25;
 /// The limits of what is computed: a line that is measured on a busy machine may be far off.
 const ALIGNED_FROM: (u64, u64) = (512, 64 << 10);
 
+/// What published measurements say of a device: the values by which the driver is tuned before it has
+/// measured one.
+pub fn published_tuning() -> Vec<TuningFact> {
+    let device = DsaProperties {
+        queues: 1,
+        max_batch: 1,
+        cache_control: false,
+        populated_bytes: Some(super::idxd::MAX_TOUCH_BYTES),
+        has_interrupts: false,
+    };
+    let mut facts = DsaTuning::published().facts(device);
+    facts.retain(|fact| fact.origin == TuningOrigin::Literature);
+    facts
+}
+
 /// The tuning of an engine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct DsaTuning {
