@@ -4,8 +4,8 @@
 //! every cache line from the channel's core; if the caller copies it, it has the lines already. So
 //! the caller copies packets that are in its caches, and a channel those that are not. Where packets
 //! are is not known before, so the caller copies a few deliveries of each size in a row, now and then,
-//! and measures the last ones: by then, the targets are in its caches again if they fit. What handing a
-//! delivery over takes is measured too, now and then.
+//! and measures the last ones: by then, the targets are in its caches again if they fit. Submissions are
+//! measured too, while a channel delivers.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
@@ -17,6 +17,8 @@ use crate::plan::MAX_CALLER_BYTES;
 /// The measured time of deliveries, for each power of two of their size.
 #[derive(Debug)]
 pub(crate) struct DeliveryRates {
+    /// The time in nanoseconds of a submission, before one was measured.
+    submit_ns: u64,
     /// The time in nanoseconds in which the caller fetches a cache line that a channel wrote.
     line_ns: f64,
     /// The time in nanoseconds that the caller loses for each byte that a channel copies beside it.
@@ -28,7 +30,7 @@ const SIZES: usize = MAX_CALLER_BYTES.ilog2() as usize + 1;
 
 /// The caller's time by its time with a channel, from which on a channel delivers: it takes the time of
 /// another core, and both times are estimates.
-const MIN_GAIN: f64 = 1.25;
+const MIN_GAIN: f64 = 1.1;
 
 #[derive(Debug)]
 struct SizeRate {
@@ -61,13 +63,15 @@ impl DeliveryRates {
         /// one core, and the other waits while one of them copies.
         const SAME_CORE_LINE_NS: f64 = 0.5;
         let is_same_core = profile.remote_line_ns < SAME_CORE_LINE_NS;
+        let submit_ns = 2 * profile.handover_ns as u64;
         let rate = || SizeRate {
             deliveries: AtomicU32::new(0),
             ps_per_byte: AtomicU64::new(0),
-            submit_ns: AtomicU64::new(2 * profile.handover_ns as u64),
+            submit_ns: AtomicU64::new(submit_ns),
             by_channel: AtomicBool::new(false),
         };
         Self {
+            submit_ns,
             line_ns: profile.remote_line_ns,
             beside_ns_per_byte: if is_same_core { 1.0 / profile.cached_gb_per_s } else { 0.0 },
             sizes: std::array::from_fn(|_| rate()),
@@ -84,8 +88,8 @@ impl DeliveryRates {
         const PERIOD: u32 = 64;
         const ROW: u32 = 6;
         const FIRST_MEASURED: u32 = 4;
-        /// The rows after which a channel delivers once, whoever is faster.
-        const ROWS_PER_CHANNEL: u32 = 16;
+        /// The delivery by a channel that is measured: the first one after the row may have to wake it.
+        const CHANNEL_MEASURED: u32 = ROW + 4;
         let size = self.size(bytes);
         // Threads that deliver at the same time may lose a count.
         let number = size.deliveries.load(Ordering::Relaxed);
@@ -95,9 +99,8 @@ impl DeliveryRates {
             let is_measured = turn >= FIRST_MEASURED;
             return DeliveryChoice { by: DeliveryBy::Caller, is_measured };
         }
-        let is_trial = turn == ROW && (number / PERIOD).is_multiple_of(ROWS_PER_CHANNEL);
-        match is_trial || size.by_channel.load(Ordering::Relaxed) {
-            true => DeliveryChoice { by: DeliveryBy::Channel, is_measured: turn == ROW },
+        match size.by_channel.load(Ordering::Relaxed) {
+            true => DeliveryChoice { by: DeliveryBy::Channel, is_measured: turn == CHANNEL_MEASURED },
             false => DeliveryChoice { by: DeliveryBy::Caller, is_measured: false },
         }
     }
@@ -111,11 +114,19 @@ impl DeliveryRates {
             DeliveryBy::Channel => {
                 let submit_ns = &self.size(bytes).submit_ns;
                 let before = submit_ns.load(Ordering::Relaxed);
-                // One disturbed submission, or one that woke a channel, changes little.
+                // One disturbed submission changes little.
                 let measured = took_ns.min(4 * before.max(1));
                 submit_ns.store((3 * before + measured) / 4, Ordering::Relaxed);
             }
         }
+    }
+
+    /// Moves the time of submissions back to its first estimate, in some thousand deliveries: nothing else
+    /// would show that they have become faster while the caller delivers.
+    fn forget_submissions(&self, size: &SizeRate) {
+        let submit_ns = size.submit_ns.load(Ordering::Relaxed);
+        let excess = submit_ns.saturating_sub(self.submit_ns);
+        size.submit_ns.store(submit_ns - excess / 32, Ordering::Relaxed);
     }
 
     /// Moves the rate a part of the way, so that a single disturbed delivery changes little.
@@ -125,6 +136,7 @@ impl DeliveryRates {
         let before = size.ps_per_byte.load(Ordering::Relaxed);
         let after = if before == 0 { measured } else { (3 * before + measured) / 4 };
         size.ps_per_byte.store(after.max(1), Ordering::Relaxed);
+        self.forget_submissions(size);
         let caller_ns = bytes as f64 * after as f64 / 1000.0;
         let channel_ns = size.submit_ns.load(Ordering::Relaxed) as f64
             + bytes as f64 / LINE * self.line_ns
@@ -148,11 +160,13 @@ mod tests {
         let decisions: Vec<_> = (0..16 * 64).map(|_| rates.decide(bytes)).collect();
         let count = |by| decisions.iter().filter(|decision| decision.by == by).count();
         let measured = |by| DeliveryChoice { by, is_measured: true };
-        let is_measured = |by| decisions.contains(&measured(by));
-        assert!(is_measured(DeliveryBy::Caller) && is_measured(DeliveryBy::Channel));
+        assert!(decisions.contains(&measured(DeliveryBy::Caller)));
         match (count(DeliveryBy::Caller), count(DeliveryBy::Channel)) {
-            (_, 1) => DeliveryBy::Caller,
-            (96, 928) => DeliveryBy::Channel,
+            (1024, 0) => DeliveryBy::Caller,
+            (96, 928) => {
+                assert!(decisions.contains(&measured(DeliveryBy::Channel)));
+                DeliveryBy::Channel
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -191,5 +205,7 @@ mod tests {
         (0..5).for_each(|_| rates.record(DeliveryBy::Channel, bytes, start));
         rates.adapt(bytes, 100);
         assert_eq!(usual(&rates, bytes), DeliveryBy::Caller);
+        (0..400).for_each(|_| rates.adapt(bytes, 100));
+        assert_eq!(usual(&rates, bytes), DeliveryBy::Channel, "they are tried again");
     }
 }
