@@ -1,10 +1,10 @@
 //! The engines that a copy could take, and why each is or is not used: the part of `memferry explain`
 //! about devices.
 
+use memferry::engine::dsa::published_tuning;
 use memferry::plan::{
     self, CopyPlan, CopyPlanContext, CopyQuery, CopyStrategy, EngineSummary, TuningFact,
 };
-use memferry::engine::dsa::published_tuning;
 use memferry::{EngineSelection, FerryBuilder};
 use serde::Serialize;
 

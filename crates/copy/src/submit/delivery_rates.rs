@@ -57,6 +57,11 @@ pub(crate) struct DeliveryChoice {
     pub(crate) is_measured: bool,
 }
 
+impl DeliveryChoice {
+    /// The caller copies, and nothing is measured.
+    pub(crate) const INLINE: Self = Self { by: DeliveryBy::Caller, is_measured: false };
+}
+
 impl DeliveryRates {
     pub(crate) fn new(profile: &CpuProfile) -> Self {
         /// Two cores between which a line takes less have their caches in common: they are threads of
@@ -100,8 +105,10 @@ impl DeliveryRates {
             return DeliveryChoice { by: DeliveryBy::Caller, is_measured };
         }
         match size.by_channel.load(Ordering::Relaxed) {
-            true => DeliveryChoice { by: DeliveryBy::Channel, is_measured: turn == CHANNEL_MEASURED },
-            false => DeliveryChoice { by: DeliveryBy::Caller, is_measured: false },
+            true => {
+                DeliveryChoice { by: DeliveryBy::Channel, is_measured: turn == CHANNEL_MEASURED }
+            }
+            false => DeliveryChoice::INLINE,
         }
     }
 
@@ -196,7 +203,8 @@ mod tests {
     #[test]
     fn submissions_that_take_long_leave_deliveries_to_the_caller() {
         let (rates, bytes) = (rates(200.0, 1.0), 16 << 10);
-        let start = Instant::now().checked_sub(Duration::from_secs(1)).expect("it is not that early");
+        let start =
+            Instant::now().checked_sub(Duration::from_secs(1)).expect("it is not that early");
         rates.adapt(bytes, 100);
         assert_eq!(usual(&rates, bytes), DeliveryBy::Channel);
         rates.record(DeliveryBy::Channel, bytes, start);

@@ -296,7 +296,10 @@ impl FerryCore {
             && !request.options.no_caller_assist
             && !request.options.has_predecessors()
             && !tracing::enabled!(tracing::Level::TRACE);
-        has_choice.then(|| self.delivery_rates.decide(request.length))
+        has_choice.then(|| match request.length {
+            ..=plan::ALWAYS_INLINE_BYTES => DeliveryChoice::INLINE,
+            length => self.delivery_rates.decide(length),
+        })
     }
 
     /// Submits small requests together; what the channel does not accept is left.

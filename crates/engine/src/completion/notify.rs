@@ -64,6 +64,9 @@ impl Notification {
         if self.load() == value {
             return true;
         }
+        if timeout.is_some_and(|timeout| timeout.is_zero()) {
+            return false;
+        }
         let counted = SleeperGuard::at(self.sleepers());
         loop {
             let now = self.load();

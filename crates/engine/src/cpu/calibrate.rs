@@ -253,8 +253,7 @@ impl CpuCalibrator {
         let (mut remote, mut local) = (f64::INFINITY, f64::INFINITY);
         for _ in 0..TRIES {
             // SAFETY: the range lies inside the target, which lives until the channel is done.
-            let fill =
-                unsafe { Descriptor::new(Opcode::Fill, 0, self.target_at(0), BYTES as u64) };
+            let fill = unsafe { Descriptor::new(Opcode::Fill, 0, self.target_at(0), BYTES as u64) };
             let accepted = channel.submit(&mut [Some(fill)]).ok()?;
             while channel.completed() < accepted.last() {
                 std::hint::spin_loop();

@@ -147,6 +147,12 @@ impl StoredProfile for CpuProfile {
     /// machine exceeds: a submission then takes a scheduler time slice, and two cores are slower
     /// than one.
     fn implausible(&self) -> Option<String> {
+        if !(0.0..=1e4).contains(&self.remote_line_ns) {
+            return Some(format!(
+                "remote_line_ns is {:.0}, not in 0 to 10000",
+                self.remote_line_ns
+            ));
+        }
         let times = [("handover_ns", self.handover_ns, 1e5), ("wake_ns", self.wake_ns, 1e6)];
         for (name, ns, max) in times {
             if !(1.0..=max).contains(&ns) {
@@ -211,7 +217,11 @@ impl StoredProfile for CpuProfile {
             streaming,
             handover_ns: fields.number("handover_ns")?,
             wake_ns: fields.number("wake_ns")?,
-            remote_line_ns: fields.number("remote_line_ns")?,
+            // Profiles that were saved before this was measured do not have it.
+            remote_line_ns: match fields.word("remote_line_ns") {
+                Ok(_) => fields.number("remote_line_ns")?,
+                Err(_) => Self::built_in().remote_line_ns,
+            },
             cached_gb_per_s: fields.number("cached_gb_per_s")?,
             stream_gb_per_s: fields.number("stream_gb_per_s")?,
             pair_stream_gb_per_s: fields.number("pair_stream_gb_per_s")?,

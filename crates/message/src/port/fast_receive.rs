@@ -2,13 +2,14 @@
 //! operation. A message in the sender's memory is copied without the lock, while its announcement stays in
 //! the ring; the copy is valid if the announcement is still there afterwards.
 
-use super::MessageStatus;
 use super::peer_table::Reassembly;
 use super::protocol::Protocol;
 use super::wait::PortGuard;
+use super::{MessageStatus, Started};
 use crate::connection::PeerBuffer;
 use crate::control::{ControlMessage, OperationId, inline_message};
-use crate::error::Error;
+use crate::envelope::MatchSpec;
+use crate::error::{Error, ValidationError};
 use crate::matching::MatchKey;
 use crate::path;
 use crate::plan::{MessagePlan, PathKind};
@@ -220,6 +221,28 @@ struct FastFetch {
 }
 
 impl PortGuard<'_> {
+    /// Posts a receive before the ring is read. If there is no capacity for it, the ring is read: its message
+    /// may be there, and operations may end.
+    ///
+    /// # Safety
+    /// As for [`PortState::receive`].
+    pub(super) unsafe fn post_receive(
+        &mut self,
+        wanted: &MatchSpec,
+        pieces: &[Segment],
+    ) -> Result<Started, Error> {
+        // SAFETY: the caller guarantees it, for both calls; the first has started nothing if it fails.
+        unsafe {
+            match self.receive(wanted, pieces, None) {
+                Err(Error::Validation(ValidationError::TooManyOperations(_))) => {
+                    self.progress_control();
+                    self.receive(wanted, pieces, None)
+                }
+                begun => begun,
+            }
+        }
+    }
+
     /// Receives the next message of a peer without an operation. Returns `None` if the caller must post a
     /// receive.
     ///

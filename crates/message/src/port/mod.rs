@@ -274,11 +274,11 @@ impl Port {
         self.check_fork()?;
         let mut state = self.lock();
         // SAFETY: the caller guarantees it.
-        let begun = unsafe { state.receive(&MatchSpec::tagged(from, tag, mask), pieces, None) }?;
+        let begun = unsafe { state.post_receive(&MatchSpec::tagged(from, tag, mask), pieces) }?;
         // Afterwards: a message that has arrived then needs no buffer. A receive that took a buffered message
         // leaves the next one in the ring, for the same reason.
         if matches!(begun, Started::Pending(_)) || !state.protocol.planner.allows_fast_receive() {
-            state.progress_control();
+            state.progress_posted();
         }
         Ok(match begun {
             Started::Pending(number) => match state.protocol.operations.take_outcome(number) {
@@ -336,7 +336,7 @@ impl Port {
                     return outcome;
                 }
             }
-            state.receive(&wanted, pieces, None)
+            state.post_receive(&wanted, pieces)
         }?;
         self.finish(state, begun)
     }

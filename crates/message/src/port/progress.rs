@@ -132,12 +132,7 @@ impl PortState {
     }
 
     /// Makes progress with one peer. A peer that violates the protocol is disconnected.
-    pub(super) fn progress_peer(
-        &mut self,
-        peer: usize,
-        work: ProgressScope,
-        drain: Drain,
-    ) -> bool {
+    pub(super) fn progress_peer(&mut self, peer: usize, work: ProgressScope, drain: Drain) -> bool {
         if self.protocol.peers[peer].connection.is_none() {
             return false;
         }

@@ -90,13 +90,23 @@ impl PortGuard<'_> {
 
     /// Processes control messages and queued sends, and performs no bulk copy. Used by calls that only post
     /// an operation: copying here would delay the message that the caller is about to send.
-    #[inline]
     pub(crate) fn progress_control(&mut self) -> bool {
+        self.progress_control_draining(Drain::All)
+    }
+
+    /// As [`PortGuard::progress_control`], for a call that has posted a receive.
+    #[inline]
+    pub(super) fn progress_posted(&mut self) -> bool {
+        self.progress_control_draining(Drain::Wanted)
+    }
+
+    #[inline]
+    fn progress_control_draining(&mut self, drain: Drain) -> bool {
         // No thread waits for operations whose handles were dropped: every call makes progress with them.
         if self.protocol.operations.has_detached() {
             self.progress()
         } else {
-            self.progress_all(ProgressScope::ControlOnly, Drain::Wanted)
+            self.progress_all(ProgressScope::ControlOnly, drain)
         }
     }
 
@@ -323,7 +333,9 @@ impl Port {
                 state.check_peers(false);
                 let now = Instant::now();
                 if deadline.is_some_and(|deadline| now >= deadline) {
-                    break 'wait None;
+                    // What was waited for may be behind messages that this wait has left in a ring.
+                    state.progress();
+                    break 'wait look(&mut state);
                 }
                 let spun = now.duration_since(*moved_at.get_or_insert(now)).as_nanos() as u64;
                 if !moved && (!spin || spun >= state.spin_ns()) {

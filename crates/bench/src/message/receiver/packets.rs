@@ -16,9 +16,9 @@ use memferry::sys::{affinity, clock};
 use memferry::{EngineSelection, Ferry, Notification, Options, Segment, Transfer};
 use memferry_sys::vfio::pci::E1000E;
 
+use super::CHECKED_MESSAGES;
 use super::slots::{HOT_SLOTS, MessageSlots};
 use super::work::OverheadTimer;
-use super::CHECKED_MESSAGES;
 use crate::group::TaskRunner;
 use crate::group::command::{GroupTask, WorkerCommand};
 use crate::group::cores::MemberCores;
