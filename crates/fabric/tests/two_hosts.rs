@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use memferry_testing::mpi::SharedFiles;
 use memferry_testing::{Requirement, skip};
 
 /// A folder that contains the provider alone.
@@ -33,6 +34,7 @@ fn run_with(
     words: &[&str],
     settings: &[(&str, &str)],
 ) -> Option<String> {
+    let _files = SharedFiles::guard();
     let ran = Command::new(tests().join("two_hosts.sh"))
         .env("MPIRUN", launcher)
         .envs(settings.iter().copied())

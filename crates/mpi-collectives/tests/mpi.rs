@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use memferry_testing::mpi::{Mpi, MpiFamily, output_text};
+use memferry_testing::mpi::{Mpi, MpiFamily, SharedFiles, output_text};
 use tempfile::TempDir;
 
 /// An MPI with the programs that were compiled with it. One test has one at a time: ranks of two tests
@@ -119,6 +119,7 @@ fn pass_on(fixture: &MpiFixture) {
 
 /// The launcher may end the other ranks before they see the error, but no rank waits for ever.
 fn kill_one(fixture: &MpiFixture) {
+    let _files = SharedFiles::guard();
     let output = fixture.run(3, &[], &["coll-victim"]);
     let said = output_text(&output);
     assert!(said.contains("rank 1 kills itself"), "{said}");

@@ -2,6 +2,7 @@
 //! about devices.
 
 use memferry::engine::dsa::published_tuning;
+use memferry::engine::factories;
 use memferry::plan::{
     self, CopyPlan, CopyPlanContext, CopyQuery, CopyStrategy, EngineSummary, TuningFact,
 };
@@ -16,10 +17,6 @@ pub(super) struct RequestedDevices {
     /// Names of engines, with the variable that asks for them and its value.
     by_environment: Vec<(&'static str, String)>,
 }
-
-/// The engines of devices, and their variables.
-const DEVICE_ENGINES: [(&str, &str); 3] =
-    [("ioat", "MEMFERRY_IOAT"), ("nic", "MEMFERRY_NIC"), ("dsa", "MEMFERRY_DSA")];
 
 /// An engine, and the planner's verdict about it.
 #[derive(Debug, Serialize)]
@@ -83,14 +80,18 @@ impl EngineTuning {
 }
 
 impl RequestedDevices {
-    /// Takes the devices of the arguments, in the order of I/OAT, network card and DSA, and of the
-    /// variables that `variable` reads.
+    /// Takes the devices of the arguments, each with the name of its engine, and those of the variables
+    /// that `variable` reads.
     pub(super) fn new(
-        arguments: [&Option<String>; 3],
+        arguments: [(&str, &Option<String>); 3],
         variable: impl Fn(&str) -> Option<String>,
     ) -> Self {
         let mut requested = Self::default();
-        for ((engine, name), argument) in DEVICE_ENGINES.into_iter().zip(arguments) {
+        for factory in factories() {
+            let (engine, name) = (factory.name(), factory.variable());
+            let Some((_, argument)) = arguments.iter().find(|(named, _)| *named == engine) else {
+                continue;
+            };
             if let Some(devices) = argument {
                 requested.by_arguments.push((engine, devices.clone()));
             } else if let Some(value) = variable(name).map(|value| value.trim().to_owned())
@@ -105,12 +106,7 @@ impl RequestedDevices {
     /// Adds the devices to a ferry. What is not asked for is as the environment says.
     pub(super) fn select(&self, mut builder: FerryBuilder) -> FerryBuilder {
         for (name, devices) in &self.by_arguments {
-            let selection = match devices.as_str() {
-                "auto" => EngineSelection::Auto,
-                names => EngineSelection::Devices(
-                    names.split(',').map(|name| name.trim().to_owned()).collect(),
-                ),
-            };
+            let selection = EngineSelection::parse(devices);
             builder = match *name {
                 "ioat" => builder.ioat(selection),
                 "nic" => builder.nic(selection),
@@ -204,6 +200,12 @@ mod tests {
 
     use super::*;
 
+    /// A request for any DSA, by an argument.
+    fn dsa_requested(environment: impl Fn(&str) -> Option<String>) -> RequestedDevices {
+        let any = Some("auto".into());
+        RequestedDevices::new([("ioat", &None), ("nic", &None), ("dsa", &any)], environment)
+    }
+
     fn verdicts(bytes: u64, requested: &RequestedDevices) -> Vec<EngineVerdict> {
         let profile = CpuProfile::load(&ProfileSource::BuiltIn).unwrap();
         let ferry = Ferry::builder()
@@ -244,7 +246,7 @@ mod tests {
             "MEMFERRY_DSA" => Some("wq0.0".into()),
             _ => None,
         };
-        let requested = RequestedDevices::new([&None, &None, &Some("auto".into())], environment);
+        let requested = dsa_requested(environment);
         let found = verdicts(64, &requested);
         let names: Vec<_> = found.iter().map(|found| found.engine.as_str()).collect();
         assert_eq!(names, ["cpu", "ioat", "dsa", "nic"]);
@@ -255,7 +257,7 @@ mod tests {
     #[test]
     fn a_dsa_that_is_not_here_is_explained_by_published_values() {
         let ferry = Ferry::builder().profile(ProfileSource::BuiltIn).build().unwrap();
-        let asked = RequestedDevices::new([&None, &None, &Some("auto".into())], |_| None);
+        let asked = dsa_requested(|_| None);
         assert!(EngineTuning::of(ferry.plan_context(), &RequestedDevices::default()).is_empty());
         let tuning = EngineTuning::of(ferry.plan_context(), &asked);
         let text = tuning[0].lines();
@@ -268,7 +270,7 @@ mod tests {
 
     #[test]
     fn every_engine_has_a_verdict_and_absent_devices_too() {
-        let requested = RequestedDevices::new([&None, &None, &Some("auto".into())], |_| None);
+        let requested = dsa_requested(|_| None);
         for bytes in [64, 64 << 20] {
             let found = verdicts(bytes, &requested);
             let names: Vec<_> = found.iter().map(|found| found.engine.as_str()).collect();

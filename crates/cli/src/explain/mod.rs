@@ -20,7 +20,7 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<()> {
         Some(bytes) => message::run(bytes, args.json),
         None => {
             let variable = |name: &str| std::env::var(name).ok();
-            let named = [&args.ioat, &args.nic, &args.dsa];
+            let named = [("ioat", &args.ioat), ("nic", &args.nic), ("dsa", &args.dsa)];
             let devices = devices::RequestedDevices::new(named, variable);
             copy::run(copy_query(args, is_sole_user()), args.gpu, &devices, args.json)
         }

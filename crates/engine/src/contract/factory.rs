@@ -39,9 +39,9 @@ impl EngineSelection {
         Self::Devices(vec![name.to_string()])
     }
 
-    /// Reads the text of an environment variable: `off`, `auto`, or devices with commas between
-    /// them.
-    pub(crate) fn parse(text: &str) -> Self {
+    /// Reads the text of an environment variable or an argument: `off`, `auto`, or devices with commas
+    /// between them.
+    pub fn parse(text: &str) -> Self {
         match text {
             "off" => Self::Off,
             "auto" => Self::Auto,
