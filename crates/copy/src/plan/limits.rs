@@ -45,8 +45,11 @@ pub const FIXED_LIMITS: [FixedLimit; 7] = [
 /// Returns the backlog of a channel in bytes from which the next transfers go to another channel: what
 /// a core copies in the time of waking another one.
 pub fn max_backlog_bytes(profile: &CpuProfile) -> u64 {
+    /// Looking at the channels costs time, so it must be rare beside the copies.
+    const MIN: u64 = 32 << 10;
+    const MAX: u64 = 512 << 10;
     let copied = profile.wake_ns * profile.stream_gb_per_s;
-    (copied as u64).clamp(SINGLE_DESCRIPTOR_BYTES, 8 * SINGLE_DESCRIPTOR_BYTES)
+    (copied as u64).clamp(MIN, MAX)
 }
 
 /// Returns the number of sleeping channels that are worth waking for `bytes` bytes. The caller's

@@ -127,7 +127,7 @@ fn a_backlog_is_what_is_copied_while_another_channel_wakes() {
         max_backlog_bytes(&CpuProfile { wake_ns, stream_gb_per_s, ..context().profile })
     };
     assert_eq!(backlog(10_000.0, 10.0), 100_000);
-    assert_eq!(backlog(100.0, 10.0), 64 << 10, "one descriptor is always allowed");
+    assert_eq!(backlog(100.0, 10.0), 32 << 10, "channels are not looked at for each copy");
     assert_eq!(backlog(1e9, 10.0), 512 << 10);
 }
 

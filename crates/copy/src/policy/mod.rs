@@ -52,7 +52,7 @@ pub enum PolicyKind {
     Dedicated,
     /// The channel with the fewest outstanding bytes.
     Adaptive,
-    /// The channel used last, until its backlog is too large; then the next one.
+    /// The channel used last, until its backlog is too large; then the least loaded one.
     #[default]
     Sticky,
 }
@@ -104,6 +104,16 @@ impl Policy {
             Self::Dedicated(_) => PolicyKind::Dedicated,
             Self::Adaptive(_) => PolicyKind::Adaptive,
             Self::Sticky(_) => PolicyKind::Sticky,
+        }
+    }
+
+    /// About how many bytes are in flight in all channels, if a channel had too much of them and the
+    /// policy knows it.
+    #[inline]
+    pub(crate) fn in_flight_bytes(&self) -> u64 {
+        match self {
+            Self::RoundRobin(_) | Self::Dedicated(_) | Self::Adaptive(_) => 0,
+            Self::Sticky(policy) => policy.in_flight_bytes(),
         }
     }
 

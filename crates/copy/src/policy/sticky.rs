@@ -7,18 +7,21 @@ use memferry_engine::Channel;
 
 use super::Choice;
 
-/// Stays with one channel, which therefore stays awake, and advances to the next one when its
-/// backlog is too large. Once the channels are idle again it starts over with the first: the same few
-/// stay awake.
+/// Stays with one channel, which therefore stays awake, until its backlog is too large. Then it looks at
+/// all of them: the least loaded one that is awake is next, or one that sleeps if all others have too
+/// much. Once the channels are idle again it starts over with the first: the same few stay awake.
 ///
 /// The backlog of a channel is in a cache line that its thread writes. So the policy adds up what was
-/// submitted, and fetches the line only when that could be too much.
+/// submitted, and fetches the lines only when that could be too much.
 #[derive(Debug)]
 pub(crate) struct Sticky {
     current: AtomicUsize,
     /// An upper bound of the backlog of the current channel in bytes. Threads that submit at the
     /// same time may lose a part of it.
     bound: AtomicU64,
+    /// The bytes that were in flight in all channels when the policy last looked at all of them; 0 if the
+    /// current one had room since.
+    in_flight: AtomicU64,
     /// The maximum backlog in bytes of the current channel.
     max_backlog_bytes: u64,
 }
@@ -26,7 +29,14 @@ pub(crate) struct Sticky {
 impl Sticky {
     /// `max_backlog_bytes` is what a core copies in the time of waking another one.
     pub(super) fn new(max_backlog_bytes: u64) -> Self {
-        Self { current: AtomicUsize::new(0), bound: AtomicU64::new(0), max_backlog_bytes }
+        let (current, bound, in_flight) = Default::default();
+        Self { current, bound, in_flight, max_backlog_bytes }
+    }
+
+    /// About how many bytes are in flight, if a channel had too much of them.
+    #[inline]
+    pub(super) fn in_flight_bytes(&self) -> u64 {
+        self.in_flight.load(Ordering::Relaxed)
     }
 
     #[inline]
@@ -43,76 +53,166 @@ impl Sticky {
         Choice::Channel { index, first_channel: 0 }
     }
 
-    /// Looks at the backlog of the current channel and chooses again.
+    /// Looks at the backlog of the current channel, of all of them if it has too much, and chooses again.
     #[inline(never)]
     fn look(&self, channels: &[Arc<dyn Channel>], current: usize, bytes: u64) -> usize {
         let backlog = |index: usize| channels[index].outstanding_bytes();
         let is_full = |bytes: u64| bytes > self.max_backlog_bytes;
         let now = backlog(current);
-        let index = if is_full(now) {
-            (current + 1) % channels.len()
+        let (index, known, in_flight) = if is_full(now) {
+            let (index, in_flight) = self.least_loaded(channels);
+            // The next look is when this one may have got as much as it may have: else each transfer of
+            // a long window would look at all channels.
+            (index, 0, in_flight)
         } else if now == 0 && current > 0 && !is_full(backlog(0)) {
-            0
+            (0, 0, 0)
         } else {
-            current
+            (current, now, 0)
         };
-        let known = if index == current { now } else { 0 };
+        self.in_flight.store(in_flight, Ordering::Relaxed);
         self.current.store(index, Ordering::Relaxed);
         self.bound.store(known.saturating_add(bytes), Ordering::Relaxed);
         index
+    }
+
+    /// The least loaded channel that is awake, unless it has too much: then the first that sleeps, if
+    /// there is any. And what is in flight in all of them.
+    fn least_loaded(&self, channels: &[Arc<dyn Channel>]) -> (usize, u64) {
+        let (mut least, mut chosen, mut in_flight) = (u64::MAX, 0, 0);
+        for (index, channel) in channels.iter().enumerate() {
+            let backlog = channel.outstanding_bytes();
+            in_flight += backlog;
+            let sleeps = backlog == 0 && channel.is_asleep();
+            // A sleeping channel is as good as one with the largest backlog that is not too large.
+            let load = if sleeps { self.max_backlog_bytes } else { backlog };
+            if load < least {
+                (least, chosen) = (load, index);
+            }
+        }
+        (chosen, in_flight)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memferry_engine::testing::polled::PolledEngine;
-    use memferry_engine::{ChannelOptions, Descriptor, Engine, Opcode};
+    use memferry_engine::contract::{ChannelStatistics, SubmitError, Submitted};
+    use memferry_engine::{Descriptor, ExecutionError, Sequence};
 
-    /// Channels that execute nothing before they are polled.
-    fn channels(count: usize) -> Vec<Arc<dyn Channel>> {
-        let engine = PolledEngine::new();
-        let options = ChannelOptions::default();
-        (0..count).map(|_| engine.open_channel(&options).unwrap()).collect()
+    /// A channel with a backlog that the test sets; nothing is submitted to it.
+    #[derive(Debug, Default)]
+    struct LoadedChannel {
+        backlog: AtomicU64,
+        sleeps: bool,
     }
 
-    fn submit(policy: &Sticky, channels: &[Arc<dyn Channel>], target: &mut [u8]) -> usize {
-        let length = target.len() as u64;
-        let Choice::Channel { index, .. } = policy.choose(channels, length) else { unreachable!() };
-        // SAFETY: the tests drop the memory after the channels, which finish what they have.
-        let fill = unsafe { Descriptor::new(Opcode::Fill, 0, target.as_mut_ptr() as u64, length) };
-        channels[index].submit(&mut [Some(fill)]).unwrap();
-        index
+    // SAFETY: it accepts no descriptor.
+    unsafe impl Channel for LoadedChannel {
+        fn submit(&self, _: &mut [Option<Descriptor>]) -> Result<Submitted, SubmitError> {
+            Err(SubmitError::Closed)
+        }
+
+        fn completed(&self) -> Sequence {
+            0
+        }
+
+        fn error_of(&self, _: Sequence) -> Option<ExecutionError> {
+            None
+        }
+
+        fn is_asleep(&self) -> bool {
+            self.sleeps && self.outstanding_bytes() == 0
+        }
+
+        fn close(&self) {}
+
+        fn outstanding_bytes(&self) -> u64 {
+            self.backlog.load(Ordering::Relaxed)
+        }
+
+        fn statistics(&self) -> ChannelStatistics {
+            ChannelStatistics::default()
+        }
+    }
+
+    /// A policy over channels of which the last ones sleep while they have nothing to do.
+    struct Fixture {
+        policy: Sticky,
+        loads: Vec<Arc<LoadedChannel>>,
+        channels: Vec<Arc<dyn Channel>>,
+    }
+
+    impl Fixture {
+        fn new(max_backlog_bytes: u64, awake: usize, asleep: usize) -> Self {
+            let channel = |index| LoadedChannel { sleeps: index >= awake, ..Default::default() };
+            let loads: Vec<_> = (0..awake + asleep).map(|index| Arc::new(channel(index))).collect();
+            let channels = loads.iter().map(|load| load.clone() as Arc<dyn Channel>).collect();
+            Self { policy: Sticky::new(max_backlog_bytes), loads, channels }
+        }
+
+        /// Chooses channels for transfers, each of which stays in flight.
+        fn choose(&self, transfers: usize, bytes: u64) -> Vec<usize> {
+            let choose = |_| {
+                let choice = self.policy.choose(&self.channels, bytes);
+                let Choice::Channel { index, .. } = choice else { unreachable!() };
+                self.loads[index].backlog.fetch_add(bytes, Ordering::Relaxed);
+                index
+            };
+            (0..transfers).map(choose).collect()
+        }
+
+        fn set_backlog(&self, index: usize, bytes: u64) {
+            self.loads[index].backlog.store(bytes, Ordering::Relaxed);
+        }
     }
 
     #[test]
-    fn a_full_channel_is_followed_by_the_next_and_idle_ones_by_the_first() {
-        let mut target = vec![0; 1000];
-        let (policy, channels) = (Sticky::new(900), channels(3));
-        let mut choose = |count| -> Vec<_> {
-            (0..count).map(|_| submit(&policy, &channels, &mut target)).collect()
-        };
-        assert_eq!(choose(4), [0, 1, 2, 0]);
-        assert_eq!(choose(1), [1]);
-        channels.iter().for_each(|channel| while channel.poll() {});
-        assert_eq!(choose(2), [0, 1]);
+    fn a_full_channel_is_followed_by_an_idle_one_and_idle_ones_by_the_first() {
+        let fixture = Fixture::new(900, 3, 0);
+        assert_eq!(fixture.choose(4, 1000), [0, 1, 2, 0]);
+        assert_eq!(fixture.choose(1, 1000), [1]);
+        (0..3).for_each(|index| fixture.set_backlog(index, 0));
+        assert_eq!(fixture.choose(2, 1000), [0, 1]);
     }
 
     #[test]
-    fn the_channel_is_looked_at_when_it_may_be_full() {
-        let mut target = vec![0; 1000];
-        let (policy, channels) = (Sticky::new(2000), channels(3));
-        let mut choose = |count| -> Vec<_> {
-            (0..count).map(|_| submit(&policy, &channels, &mut target)).collect()
-        };
-        assert_eq!(choose(7), [0, 0, 0, 1, 1, 1, 2]);
+    fn channels_are_looked_at_when_one_may_be_full() {
+        assert_eq!(Fixture::new(2000, 3, 0).choose(7, 1000), [0, 0, 0, 1, 1, 1, 2]);
+    }
+
+    #[test]
+    fn a_full_channel_is_followed_by_the_least_loaded_one() {
+        let fixture = Fixture::new(900, 4, 0);
+        for (index, backlog) in [2000, 800, 300, 700].into_iter().enumerate() {
+            fixture.set_backlog(index, backlog);
+        }
+        assert_eq!(fixture.choose(1, 1000), [2]);
+        assert_eq!(fixture.policy.in_flight_bytes(), 3800);
+    }
+
+    #[test]
+    fn a_channel_is_woken_only_when_all_others_have_too_much() {
+        let fixture = Fixture::new(900, 2, 2);
+        fixture.set_backlog(0, 2000);
+        fixture.set_backlog(1, 800);
+        assert_eq!(fixture.choose(1, 1000), [1]);
+        assert_eq!(fixture.choose(2, 1000), [2, 3]);
+        // All have too much: the least loaded.
+        assert_eq!(fixture.choose(1, 1000), [2]);
+    }
+
+    #[test]
+    fn nothing_is_known_in_flight_once_a_channel_has_room_again() {
+        let fixture = Fixture::new(900, 2, 0);
+        fixture.choose(4, 1000);
+        assert!(fixture.policy.in_flight_bytes() > 0);
+        (0..2).for_each(|index| fixture.set_backlog(index, 0));
+        fixture.choose(1, 1000);
+        assert_eq!(fixture.policy.in_flight_bytes(), 0);
     }
 
     #[test]
     fn one_channel_is_always_chosen() {
-        let mut target = vec![0; 10];
-        let (policy, channels) = (Sticky::new(0), channels(1));
-        assert_eq!((0..5).map(|_| submit(&policy, &channels, &mut target)).max(), Some(0));
-        while channels[0].poll() {}
+        assert_eq!(Fixture::new(0, 1, 0).choose(5, 10), [0; 5]);
     }
 }

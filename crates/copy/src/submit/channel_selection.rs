@@ -99,10 +99,16 @@ impl FerryCore {
     }
 
     /// Whether to wake a channel for a small copy that the caller would otherwise execute: of such
-    /// copies, the speed is measured.
+    /// copies, the speed is measured. Where all channels that are awake have too much, the caller has
+    /// copied long enough once that has taken as long as waking one: so it never takes more than twice
+    /// the time of the better choice.
     pub(super) fn is_worth_waking_for_small(&self, bytes: u64) -> bool {
         let (profile, speed) = (&self.plan_context.profile, self.inline_limit.gb_per_s());
-        self.pay_for_waking(bytes, |owed| plan::worth_waking_at(speed, profile, owed, false)) > 0
+        let worth = |owed: u64| match self.policy.in_flight_bytes() {
+            0 => plan::worth_waking_at(speed, profile, owed, false),
+            _ => usize::from(owed as f64 / speed >= profile.wake_ns),
+        };
+        self.pay_for_waking(bytes, worth) > 0
     }
 
     fn pay_for_waking(&self, bytes: u64, worth: impl FnOnce(u64) -> usize) -> usize {

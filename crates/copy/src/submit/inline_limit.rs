@@ -57,19 +57,19 @@ impl InlineLimit {
     /// limit for data in the caches.
     #[inline]
     pub(crate) fn decide(&self, bytes: u64) -> SmallCopy {
+        // One that would be submitted takes longer than a submission, so it is measured less often.
         const MEASURE_ONE_IN: u32 = 32;
+        const MEASURE_ONE_SUBMITTED_IN: u32 = 128;
         let number = COPIES.with(|copies| {
             let number = copies.get().wrapping_add(1);
             copies.set(number);
             number
         });
-        if number.is_multiple_of(MEASURE_ONE_IN) {
-            SmallCopy::Measured
-        } else if bytes <= self.bytes.load(Ordering::Relaxed) {
-            SmallCopy::Inline
-        } else {
-            SmallCopy::Submit
-        }
+        let (one_in, usual) = match bytes <= self.bytes.load(Ordering::Relaxed) {
+            true => (MEASURE_ONE_IN, SmallCopy::Inline),
+            false => (MEASURE_ONE_SUBMITTED_IN, SmallCopy::Submit),
+        };
+        if number.is_multiple_of(one_in) { SmallCopy::Measured } else { usual }
     }
 
     /// Adapts the limit to the time of a copy of `bytes` bytes that started at `start`.
@@ -111,10 +111,11 @@ mod tests {
         let limit = InlineLimit::new(200.0, 16 << 10);
         for limit_bytes in [1 << 10, 16 << 10] {
             limit.bytes.store(limit_bytes, Ordering::Relaxed);
-            let decisions: Vec<_> = (0..64).map(|_| limit.decide(8 << 10)).collect();
+            let decisions: Vec<_> = (0..256).map(|_| limit.decide(8 << 10)).collect();
             let measured = |decision: &&SmallCopy| **decision == SmallCopy::Measured;
-            assert_eq!(decisions.iter().filter(measured).count(), 2);
-            let usual = if limit_bytes < 8 << 10 { SmallCopy::Submit } else { SmallCopy::Inline };
+            let (usual, expected) =
+                if limit_bytes < 8 << 10 { (SmallCopy::Submit, 2) } else { (SmallCopy::Inline, 8) };
+            assert_eq!(decisions.iter().filter(measured).count(), expected);
             assert!(decisions.iter().all(|d| [usual, SmallCopy::Measured].contains(d)));
         }
     }

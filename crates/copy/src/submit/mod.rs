@@ -215,8 +215,21 @@ impl FerryCore {
     pub(crate) unsafe fn submit_small_to(&self, channel: usize, request: &Request<'_>) -> Transfer {
         let Request { operation, source, target, length, value, .. } = *request;
         // SAFETY: the caller upholds the contract.
-        let descriptor = unsafe { Descriptor::new(operation, source, target, length) }.value(value);
+        let descriptor = unsafe { Descriptor::new(operation, source, target, length) }
+            .value(value)
+            .kernel(self.kernel_of_small());
         self.engines[0].submit_sequence(channel, descriptor.any_thread(), true)
+    }
+
+    /// The kernel of a small request: one of so many in flight that together they exceed the caches
+    /// bypasses them.
+    #[inline]
+    fn kernel_of_small(&self) -> Kernel {
+        let profile = &self.plan_context.profile;
+        match self.policy.in_flight_bytes() >= profile.shared_stream_bytes as u64 {
+            true => Kernel::Stream(profile.streaming),
+            false => Kernel::Cached,
+        }
     }
 
     /// Executes or submits a request that is executed inline if its data is in the caches.
