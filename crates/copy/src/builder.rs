@@ -21,7 +21,7 @@ use crate::plan::{CopyPlanContext, DirectionCosts, EngineSummary};
 use crate::policy::{Policy, PolicyKind};
 use crate::poller::{PollDoorbell, PollThread, ThreadPolledChannel};
 use crate::registration::EngineRegistrations;
-use crate::submit::{ActiveEngine, DeliveryRates, FerryCore, InlineLimit};
+use crate::submit::{ActiveEngine, DeliveryRates, FerryCore, InlineLimit, ShareRates};
 use crate::transfer::{ChannelWaiter, WaitConfig};
 
 const MAX_CHANNELS: usize = 256;
@@ -256,6 +256,7 @@ impl FerryBuilder {
             wait_config: waiting,
             inline_limit,
             delivery_rates,
+            share_rates: ShareRates::new(),
         }))
     }
 

@@ -318,12 +318,18 @@ impl Ferry {
         {
             return outcome.map(|()| TransferOutput::default());
         }
-        let plan = self.core.plan(&request, true)?;
-        let start = (request.length >= MIN_TIMED_BYTES).then(Instant::now);
+        let mut plan = self.core.plan(&request, true)?;
+        let sharing = self.core.choose_sharing(&mut plan, &request);
+        let length = request.length;
+        let start = (length >= MIN_TIMED_BYTES).then(Instant::now);
         // SAFETY: the caller upholds the contract; the wait ensures completion.
         let outcome = unsafe { self.core.execute(request, &plan, true) }.wait();
         if let Some(start) = start {
-            let time = stats::class_of(start.elapsed().as_nanos() as u64);
+            let took = start.elapsed();
+            if let Some(choice) = sharing {
+                self.core.share_rates.record(length, choice, took);
+            }
+            let time = stats::class_of(took.as_nanos() as u64);
             stats::thread(|counters| counters.copy_latency[time].add(1));
         }
         outcome

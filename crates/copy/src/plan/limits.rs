@@ -3,6 +3,8 @@
 
 use memferry_engine::cpu::CpuProfile;
 
+use crate::submit::ALWAYS_SHARED_BYTES;
+
 /// Maximum size in bytes of an asynchronous transfer that is one descriptor. Larger transfers are
 /// split into chunks, which costs an allocation and one more cache line, but lets a waiting caller
 /// claim some of them. Of smaller ones, a waiting caller executes those that are queued.
@@ -28,11 +30,16 @@ pub(crate) const STREAM_SEGMENT_BYTES: u64 = 16 << 10;
 pub type FixedLimit = (&'static str, u64, &'static str);
 
 /// The limits that are the same on every machine, for `memferry explain`.
-pub const FIXED_LIMITS: [FixedLimit; 7] = [
+pub const FIXED_LIMITS: [FixedLimit; 8] = [
     ("always_inline", ALWAYS_INLINE_BYTES, "asynchronous copies up to this are never submitted"),
     ("one_descriptor", SINGLE_DESCRIPTOR_BYTES, "asynchronous copies above this have chunks"),
     ("min_chunk", MIN_CHUNK, "the smallest chunk"),
     ("min_share", MIN_SHARE, "of a blocking copy, for each channel that takes part"),
+    (
+        "measured_share",
+        ALWAYS_SHARED_BYTES,
+        "blocking copies below this are shared while that is measured to be faster",
+    ),
     ("cold_stream", COLD_STREAM_BYTES, "data that is said to be cold streams from here on"),
     ("stream_segment", STREAM_SEGMENT_BYTES, "lists of shorter segments on average never stream"),
     (

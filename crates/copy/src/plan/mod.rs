@@ -322,6 +322,13 @@ pub fn plan(facts: &CopyPlanContext, question: &CopyQuery) -> Option<CopyPlan> {
     Some(plan_for_engine(facts, question, engine))
 }
 
+/// Plans a blocking copy of host memory that the caller makes alone, because that was measured to be
+/// faster.
+pub(crate) fn by_caller(facts: &CopyPlanContext, bytes: u64) -> CopyPlan {
+    let kernel = kernel(&facts.profile, &CopyQuery::copy(bytes, true), 1);
+    CopyPlan::new(CopyStrategy::Inline, kernel, CopyReason::SharingIsSlower)
+}
+
 /// Returns the reason why the caller executes the request alone, or `None` if an engine gets it.
 fn caller_reason(profile: &CpuProfile, question: &CopyQuery) -> Option<CopyReason> {
     let bytes = question.bytes;

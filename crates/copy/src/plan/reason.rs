@@ -23,6 +23,8 @@ pub enum CopyReason {
         /// The minimum size in bytes for work sharing.
         limit_bytes: u64,
     },
+    /// The copy blocks, and copies of this size were measured to be as fast by the caller alone.
+    SharingIsSlower,
     /// Source and target overlap, and the caller waits anyway.
     OverlappingAndBlocking,
     /// The copy takes no longer than submitting it.
@@ -98,6 +100,9 @@ impl fmt::Display for CopyReason {
                 "blocking copies are shared with channels from {limit_bytes} bytes on; below, \
                  the caller alone is as fast"
             ),
+            Self::SharingIsSlower => {
+                write!(f, "copies of this size were measured to be as fast by the caller alone")
+            }
             Self::OverlappingAndBlocking => {
                 write!(f, "source and target overlap, and the caller waits anyway")
             }

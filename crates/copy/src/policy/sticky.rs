@@ -46,7 +46,8 @@ impl Sticky {
             index = self.current.load(Ordering::Relaxed) % channels.len();
             let bound = self.bound.load(Ordering::Relaxed).saturating_add(bytes);
             self.bound.store(bound, Ordering::Relaxed);
-            if bound > self.max_backlog_bytes {
+            // At least every second one is not looked at, however large they are.
+            if bound > self.max_backlog_bytes.max(bytes) {
                 index = self.look(channels, index, bytes);
             }
         }
@@ -186,8 +187,8 @@ mod tests {
         for (index, backlog) in [2000, 800, 300, 700].into_iter().enumerate() {
             fixture.set_backlog(index, backlog);
         }
-        assert_eq!(fixture.choose(1, 1000), [2]);
-        assert_eq!(fixture.policy.in_flight_bytes(), 3800);
+        assert_eq!(fixture.choose(2, 1000), [0, 2]);
+        assert_eq!(fixture.policy.in_flight_bytes(), 4800);
     }
 
     #[test]
@@ -195,7 +196,7 @@ mod tests {
         let fixture = Fixture::new(900, 2, 2);
         fixture.set_backlog(0, 2000);
         fixture.set_backlog(1, 800);
-        assert_eq!(fixture.choose(1, 1000), [1]);
+        assert_eq!(fixture.choose(2, 1000), [0, 1]);
         assert_eq!(fixture.choose(2, 1000), [2, 3]);
         // All have too much: the least loaded.
         assert_eq!(fixture.choose(1, 1000), [2]);

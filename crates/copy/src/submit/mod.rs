@@ -5,6 +5,7 @@ mod channel_selection;
 mod delivery_rates;
 mod dispatch;
 mod inline_limit;
+mod share_rates;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -31,6 +32,8 @@ pub(crate) use active_engine::{ActiveEngine, SubmittedSequences, run_refused};
 pub(crate) use delivery_rates::{DeliveryBy, DeliveryChoice, DeliveryRates};
 pub(crate) use inline_limit::InlineLimit;
 use inline_limit::SmallCopy;
+use share_rates::CopyWay;
+pub(crate) use share_rates::{ALWAYS_SHARED_BYTES, ShareChoice, ShareRates};
 
 /// The state that all clones of a ferry share.
 #[derive(Debug)]
@@ -46,6 +49,7 @@ pub(crate) struct FerryCore {
     pub(crate) wait_config: Arc<WaitConfig>,
     pub(crate) inline_limit: InlineLimit,
     pub(crate) delivery_rates: DeliveryRates,
+    pub(crate) share_rates: ShareRates,
 }
 
 impl Drop for FerryCore {
@@ -292,6 +296,24 @@ impl FerryCore {
             true => CopyPlan { kernel: Kernel::Stream(profile.streaming), ..plan },
             false => plan,
         }
+    }
+
+    /// Decides whether a blocking copy of medium size is shared as planned, and changes the plan if not.
+    /// Returns the decision, whose time is to be recorded; `None`: the plan stands.
+    pub(crate) fn choose_sharing(
+        &self,
+        plan: &mut CopyPlan,
+        request: &Request<'_>,
+    ) -> Option<ShareChoice> {
+        let has_choice = matches!(plan.strategy, CopyStrategy::WorkSharing { .. })
+            && request.length < ALWAYS_SHARED_BYTES
+            && request.operation == Opcode::Copy
+            && request.has_default_options();
+        let choice = has_choice.then(|| self.share_rates.decide(request.length))?;
+        if choice.way == CopyWay::Alone {
+            *plan = plan::by_caller(&self.plan_context, request.length);
+        }
+        Some(choice)
     }
 
     /// Decides who copies a delivery in `count` segments, of which `request` describes the target.

@@ -219,12 +219,9 @@ impl IoatQueue {
     }
 
     fn put(&mut self, descriptor: Hard) {
-        /// The distance in descriptors of the one that is requested ahead.
-        const PREFETCHED: u64 = 4;
         let words = descriptor.with_write_back().command_words();
         self.memory.store64(self.offset(self.head), &words);
         self.head += 1;
-        self.memory.prefetch_for_write(self.offset(self.head + PREFETCHED - 1));
     }
 
     /// Publishes all written descriptors to the channel. While the device is being reset, and until

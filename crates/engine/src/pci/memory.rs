@@ -149,12 +149,6 @@ impl CoherentMemory {
         }
     }
 
-    /// Requests the line at an offset, which will be written soon: the device has read it since.
-    #[inline]
-    pub(crate) fn prefetch_for_write(&self, offset: usize) {
-        memferry_sys::copy::prefetch_for_write(self.word(offset, 8));
-    }
-
     /// Writes zero to a range.
     pub(crate) fn clear(&self, range: Range<usize>) {
         range.step_by(8).for_each(|offset| self.store64(offset, &[0]));
