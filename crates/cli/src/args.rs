@@ -183,19 +183,22 @@ pub(crate) struct ExplainArgs {
     /// The buffers are not in the caches
     #[arg(long)]
     pub(crate) cold: bool,
-    /// Plan with a GPU: the first, or the one of this number
+    /// Plan with a GPU: the first, or the one of this number: --gpu or --gpu=1
     #[arg(long, value_name = "NUMBER", num_args = 0..=1)]
     #[arg(require_equals = true, default_missing_value = "0")]
     pub(crate) gpu: Option<usize>,
-    /// Plan with the I/OAT devices that are bound to vfio-pci, or with those of these addresses
+    /// Plan with the I/OAT devices that are bound to vfio-pci, or with those of these addresses:
+    /// --ioat, --ioat=ADDRESS,ADDRESS or --ioat=off
     #[arg(long, value_name = "DEVICES", num_args = 0..=1)]
     #[arg(require_equals = true, default_missing_value = "auto")]
     pub(crate) ioat: Option<String>,
-    /// Plan with a network card in loopback: the first that is bound to vfio-pci, or this one
+    /// Plan with a network card in loopback: the first that is bound to vfio-pci, or this one: --nic,
+    /// --nic=ADDRESS or --nic=off
     #[arg(long, value_name = "DEVICE", num_args = 0..=1)]
     #[arg(require_equals = true, default_missing_value = "auto")]
     pub(crate) nic: Option<String>,
-    /// Plan with the DSA queues or devices of this machine, or with these
+    /// Plan with the DSA queues or devices of this machine, or with these: --dsa, --dsa=wq0.0,
+    /// --dsa=ADDRESS or --dsa=off
     #[arg(long, value_name = "DEVICES", num_args = 0..=1)]
     #[arg(require_equals = true, default_missing_value = "auto")]
     pub(crate) dsa: Option<String>,

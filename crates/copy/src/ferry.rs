@@ -326,8 +326,10 @@ impl Ferry {
         let outcome = unsafe { self.core.execute(request, &plan, true) }.wait();
         if let Some(start) = start {
             let took = start.elapsed();
-            if let Some(choice) = sharing {
-                self.core.share_rates.record(length, choice, took);
+            if let (Some(choice), Some(rates), true) =
+                (sharing, &self.core.share_rates, outcome.is_ok())
+            {
+                rates.record(length, choice, took);
             }
             let time = stats::class_of(took.as_nanos() as u64);
             stats::thread(|counters| counters.copy_latency[time].add(1));

@@ -232,7 +232,7 @@ fn a_copy(ferry: Result<Ferry, BuildError>) -> Check {
             let engine = (0..engines.len()).rev().max_by_key(moved).unwrap_or(0);
             let engine = &engines[engine];
             let detail = format!(
-                "{} through engine {} with {} channel(s), {}",
+                "{} through engine {} with {} channel(s), policy {}",
                 size::format(BYTES as u64),
                 engine.name,
                 engine.channels,

@@ -302,8 +302,8 @@ fn render(explanation: &Explanation, origin: &str, paint: Paint) -> String {
         facts.iter().map(line).collect()
     };
     text += &lines(&explanation.measured, 21);
-    text +=
-        "    Each *_bytes value can be set by the builder or as MEMFERRY_INLINE_BYTES and so on.\n";
+    text += "    The builder, or MEMFERRY_INLINE_BYTES, _SPLIT_BYTES, _STREAM_BYTES (both) and _CHUNK_BYTES, \
+         can set these sizes.\n";
     text += &format!("\n  {}\n", paint.bold("the same on every machine"));
     text += &lines(&explanation.fixed, 21);
     if let Some(gpu) = &explanation.gpu {

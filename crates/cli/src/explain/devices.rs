@@ -120,6 +120,10 @@ impl RequestedDevices {
     fn absent(&self, facts: &CopyPlanContext) -> impl Iterator<Item = (&'static str, String)> {
         let arguments =
             self.by_arguments.iter().map(|(name, devices)| (*name, format!("--{name}={devices}")));
+        let is_off = |devices: &str| EngineSelection::parse(devices) == EngineSelection::Off;
+        let arguments = arguments.filter(move |(_, argument)| {
+            !argument.split_once('=').is_some_and(|(_, devices)| is_off(devices))
+        });
         let asked = arguments.chain(self.by_environment.iter().cloned());
         asked.filter(|(name, _)| facts.engines.iter().all(|engine| engine.name != *name))
     }
@@ -266,6 +270,16 @@ mod tests {
             assert!(text.contains(value), "{text}");
         }
         assert!(!text.contains("reported"), "what only a device reports is unknown: {text}");
+    }
+
+    #[test]
+    fn a_device_that_is_switched_off_was_not_asked_for() {
+        let off = Some("off".into());
+        let requested =
+            RequestedDevices::new([("ioat", &None), ("nic", &None), ("dsa", &off)], |_| None);
+        let ferry = Ferry::builder().profile(ProfileSource::BuiltIn).build().unwrap();
+        assert!(EngineTuning::of(ferry.plan_context(), &requested).is_empty());
+        assert!(verdicts(64, &requested).iter().all(|verdict| verdict.engine != "dsa"));
     }
 
     #[test]

@@ -85,6 +85,7 @@ fn no_process(pid: Option<u32>) -> String {
             "process {pid} has no counters that can be read: it has ended, does not use Memferry, was started with \
              MEMFERRY_STATS=off, or belongs to another user"
         ),
-        None => "no process of this user uses Memferry".to_owned(),
+        None => "no process of this user uses Memferry; one that does is `memferry bench overlap`"
+            .to_owned(),
     }
 }

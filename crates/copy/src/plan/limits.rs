@@ -34,7 +34,7 @@ pub const FIXED_LIMITS: [FixedLimit; 8] = [
     ("always_inline", ALWAYS_INLINE_BYTES, "asynchronous copies up to this are never submitted"),
     ("one_descriptor", SINGLE_DESCRIPTOR_BYTES, "asynchronous copies above this have chunks"),
     ("min_chunk", MIN_CHUNK, "the smallest chunk"),
-    ("min_share", MIN_SHARE, "of a blocking copy, for each channel that takes part"),
+    ("min_share", MIN_SHARE, "of a blocking copy, for each channel after the first"),
     (
         "measured_share",
         ALWAYS_SHARED_BYTES,

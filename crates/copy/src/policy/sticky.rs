@@ -16,11 +16,13 @@ use super::Choice;
 #[derive(Debug)]
 pub(crate) struct Sticky {
     current: AtomicUsize,
-    /// An upper bound of the backlog of the current channel in bytes. Threads that submit at the
-    /// same time may lose a part of it.
+    /// The backlog of the current channel at the last look, if that left it the current one, and what was
+    /// submitted since, in bytes. Threads that submit at the same time may lose a part of it.
     bound: AtomicU64,
-    /// The bytes that were in flight in all channels when the policy last looked at all of them; 0 if the
-    /// current one had room since.
+    /// The bytes that were submitted since a channel first had too much; 0 if the current one had room at
+    /// the last look.
+    window: AtomicU64,
+    /// How many of them were in flight at the last look at all channels.
     in_flight: AtomicU64,
     /// The maximum backlog in bytes of the current channel.
     max_backlog_bytes: u64,
@@ -29,8 +31,8 @@ pub(crate) struct Sticky {
 impl Sticky {
     /// `max_backlog_bytes` is what a core copies in the time of waking another one.
     pub(super) fn new(max_backlog_bytes: u64) -> Self {
-        let (current, bound, in_flight) = Default::default();
-        Self { current, bound, in_flight, max_backlog_bytes }
+        let (current, bound, window, in_flight) = Default::default();
+        Self { current, bound, window, in_flight, max_backlog_bytes }
     }
 
     /// About how many bytes are in flight, if a channel had too much of them.
@@ -46,30 +48,35 @@ impl Sticky {
             index = self.current.load(Ordering::Relaxed) % channels.len();
             let bound = self.bound.load(Ordering::Relaxed).saturating_add(bytes);
             self.bound.store(bound, Ordering::Relaxed);
-            // At least every second one is not looked at, however large they are.
-            if bound > self.max_backlog_bytes.max(bytes) {
-                index = self.look(channels, index, bytes);
+            if bound > self.max_backlog_bytes {
+                index = self.look(channels, index, bytes, bound);
             }
         }
         Choice::Channel { index, first_channel: 0 }
     }
 
     /// Looks at the backlog of the current channel, of all of them if it has too much, and chooses again.
+    /// `bound` is what was submitted since the last look, and `bytes` the last of it.
     #[inline(never)]
-    fn look(&self, channels: &[Arc<dyn Channel>], current: usize, bytes: u64) -> usize {
+    fn look(&self, channels: &[Arc<dyn Channel>], current: usize, bytes: u64, bound: u64) -> usize {
         let backlog = |index: usize| channels[index].outstanding_bytes();
         let is_full = |bytes: u64| bytes > self.max_backlog_bytes;
         let now = backlog(current);
-        let (index, known, in_flight) = if is_full(now) {
-            let (index, in_flight) = self.least_loaded(channels);
+        let (mut window, mut in_flight) = (0, 0);
+        let (index, known) = if is_full(now) {
+            let (index, outstanding) = self.least_loaded(channels, current);
+            window = self.window.load(Ordering::Relaxed).saturating_add(bound);
+            // A large copy that channels share is outstanding in each of them.
+            in_flight = outstanding.min(window);
             // The next look is when this one may have got as much as it may have: else each transfer of
             // a long window would look at all channels.
-            (index, 0, in_flight)
+            (index, 0)
         } else if now == 0 && current > 0 && !is_full(backlog(0)) {
-            (0, 0, 0)
+            (0, 0)
         } else {
-            (current, now, 0)
+            (current, now)
         };
+        self.window.store(window, Ordering::Relaxed);
         self.in_flight.store(in_flight, Ordering::Relaxed);
         self.current.store(index, Ordering::Relaxed);
         self.bound.store(known.saturating_add(bytes), Ordering::Relaxed);
@@ -77,20 +84,24 @@ impl Sticky {
     }
 
     /// The least loaded channel that is awake, unless it has too much: then the first that sleeps, if
-    /// there is any. And what is in flight in all of them.
-    fn least_loaded(&self, channels: &[Arc<dyn Channel>]) -> (usize, u64) {
-        let (mut least, mut chosen, mut in_flight) = (u64::MAX, 0, 0);
-        for (index, channel) in channels.iter().enumerate() {
-            let backlog = channel.outstanding_bytes();
-            in_flight += backlog;
-            let sleeps = backlog == 0 && channel.is_asleep();
+    /// there is any. And what is outstanding in all of them. Of very many channels it looks at some, those
+    /// behind the current one.
+    fn least_loaded(&self, channels: &[Arc<dyn Channel>], current: usize) -> (usize, u64) {
+        const MAX_LOOKS: usize = 16;
+        let start = if channels.len() > MAX_LOOKS { current + 1 } else { 0 };
+        let (mut least, mut chosen, mut outstanding) = (u64::MAX, 0, 0_u64);
+        for turn in 0..channels.len().min(MAX_LOOKS) {
+            let index = (start + turn) % channels.len();
+            let backlog = channels[index].outstanding_bytes();
+            outstanding = outstanding.saturating_add(backlog);
+            let sleeps = backlog == 0 && channels[index].is_asleep();
             // A sleeping channel is as good as one with the largest backlog that is not too large.
             let load = if sleeps { self.max_backlog_bytes } else { backlog };
             if load < least {
                 (least, chosen) = (load, index);
             }
         }
-        (chosen, in_flight)
+        (chosen, outstanding)
     }
 }
 
@@ -187,8 +198,7 @@ mod tests {
         for (index, backlog) in [2000, 800, 300, 700].into_iter().enumerate() {
             fixture.set_backlog(index, backlog);
         }
-        assert_eq!(fixture.choose(2, 1000), [0, 2]);
-        assert_eq!(fixture.policy.in_flight_bytes(), 4800);
+        assert_eq!(fixture.choose(1, 1000), [2]);
     }
 
     #[test]
@@ -196,10 +206,30 @@ mod tests {
         let fixture = Fixture::new(900, 2, 2);
         fixture.set_backlog(0, 2000);
         fixture.set_backlog(1, 800);
-        assert_eq!(fixture.choose(2, 1000), [0, 1]);
+        assert_eq!(fixture.choose(1, 1000), [1]);
         assert_eq!(fixture.choose(2, 1000), [2, 3]);
         // All have too much: the least loaded.
         assert_eq!(fixture.choose(1, 1000), [2]);
+    }
+
+    #[test]
+    fn what_is_in_flight_is_what_was_submitted_and_is_outstanding() {
+        let fixture = Fixture::new(900, 4, 0);
+        fixture.choose(5, 1000);
+        assert_eq!(fixture.policy.in_flight_bytes(), 4000);
+        // A large copy is outstanding in each channel that shares it.
+        let fixture = Fixture::new(900, 4, 0);
+        (0..4).for_each(|index| fixture.set_backlog(index, 1 << 20));
+        fixture.choose(3, 1000);
+        assert!(fixture.policy.in_flight_bytes() < 10_000);
+    }
+
+    #[test]
+    fn of_very_many_channels_all_are_used_in_turn() {
+        let fixture = Fixture::new(900, 100, 0);
+        let mut chosen = fixture.choose(100, 1000);
+        chosen.sort_unstable();
+        assert!(chosen.into_iter().eq(0..100));
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! size that is copied in the time of a submission.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 use crate::plan::ALWAYS_INLINE_BYTES;
@@ -40,7 +40,13 @@ pub(crate) struct InlineLimit {
 
 thread_local! {
     /// The number of small copies of this thread, to measure one in a few.
-    static COPIES: Cell<u32> = const { Cell::new(0) };
+    static COPIES: Cell<u32> = Cell::new(first_count());
+}
+
+/// Where a thread begins to count, so that short-lived threads together measure as often as one.
+fn first_count() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    NEXT.fetch_add(29, Ordering::Relaxed)
 }
 
 impl InlineLimit {
@@ -58,8 +64,9 @@ impl InlineLimit {
     #[inline]
     pub(crate) fn decide(&self, bytes: u64) -> SmallCopy {
         // One that would be submitted takes longer than a submission, so it is measured less often.
-        const MEASURE_ONE_IN: u32 = 32;
-        const MEASURE_ONE_SUBMITTED_IN: u32 = 128;
+        // Odd numbers: programs alternate between sizes.
+        const MEASURE_ONE_IN: u32 = 31;
+        const MEASURE_ONE_SUBMITTED_IN: u32 = 127;
         let number = COPIES.with(|copies| {
             let number = copies.get().wrapping_add(1);
             copies.set(number);
@@ -111,10 +118,13 @@ mod tests {
         let limit = InlineLimit::new(200.0, 16 << 10);
         for limit_bytes in [1 << 10, 16 << 10] {
             limit.bytes.store(limit_bytes, Ordering::Relaxed);
-            let decisions: Vec<_> = (0..256).map(|_| limit.decide(8 << 10)).collect();
+            let decisions: Vec<_> = (0..31 * 127).map(|_| limit.decide(8 << 10)).collect();
             let measured = |decision: &&SmallCopy| **decision == SmallCopy::Measured;
-            let (usual, expected) =
-                if limit_bytes < 8 << 10 { (SmallCopy::Submit, 2) } else { (SmallCopy::Inline, 8) };
+            let (usual, expected) = if limit_bytes < 8 << 10 {
+                (SmallCopy::Submit, 31)
+            } else {
+                (SmallCopy::Inline, 127)
+            };
             assert_eq!(decisions.iter().filter(measured).count(), expected);
             assert!(decisions.iter().all(|d| [usual, SmallCopy::Measured].contains(d)));
         }

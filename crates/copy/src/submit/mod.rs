@@ -49,7 +49,8 @@ pub(crate) struct FerryCore {
     pub(crate) wait_config: Arc<WaitConfig>,
     pub(crate) inline_limit: InlineLimit,
     pub(crate) delivery_rates: DeliveryRates,
-    pub(crate) share_rates: ShareRates,
+    /// `None` if the user has set the limit from which on copies are shared.
+    pub(crate) share_rates: Option<ShareRates>,
 }
 
 impl Drop for FerryCore {
@@ -305,11 +306,13 @@ impl FerryCore {
         plan: &mut CopyPlan,
         request: &Request<'_>,
     ) -> Option<ShareChoice> {
-        let has_choice = matches!(plan.strategy, CopyStrategy::WorkSharing { .. })
-            && request.length < ALWAYS_SHARED_BYTES
+        let CopyStrategy::WorkSharing { engine, .. } = plan.strategy else { return None };
+        let has_choice = request.length < ALWAYS_SHARED_BYTES
             && request.operation == Opcode::Copy
+            && self.engines[engine].runs_lists
             && request.has_default_options();
-        let choice = has_choice.then(|| self.share_rates.decide(request.length))?;
+        let rates = self.share_rates.as_ref().filter(|_| has_choice)?;
+        let choice = rates.decide(request.length);
         if choice.way == CopyWay::Alone {
             *plan = plan::by_caller(&self.plan_context, request.length);
         }

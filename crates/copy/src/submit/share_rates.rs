@@ -6,23 +6,27 @@
 //! channels' cores. Neither is known before the copy. So both ways are measured for each power of two of
 //! the size, and the faster one is taken; now and then a few copies in a row are made the other way.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The size in bytes from which on copies are always shared.
 pub(crate) const ALWAYS_SHARED_BYTES: u64 = 4 << 20;
 
 const SIZES: usize = ALWAYS_SHARED_BYTES.ilog2() as usize;
-/// The copies of a size from one row of trials to the next.
-const PERIOD: u32 = 128;
+/// The copies of a thread and a size from one row of trials to the next.
+const PERIOD: u32 = 512;
 /// The periods from one row of trials to the next, if the other way is much slower.
-const RARE: u32 = 16;
-/// The copies of such a row.
-const ROW: u32 = 6;
-/// The copies after a change of the way that are not measured: the data moves between cores.
-const MOVING: u32 = 4;
-/// The copies before the first trial.
-const FIRST: u32 = 8;
+const RARE: u32 = 8;
+/// The copies of a row of trials.
+const ROW: u32 = 16;
+/// The copies after a change of the way that are not measured: the data of a program's buffers moves
+/// between cores.
+const MOVING: u32 = 12;
+/// The copies before the first row of trials.
+const FIRST: u32 = 32;
+/// Where a thread begins to count.
+const START: u32 = PERIOD - ROW - FIRST;
 
 /// How a copy is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,153 +44,238 @@ pub(crate) struct ShareChoice {
     is_measured: bool,
 }
 
+thread_local! {
+    /// The number of copies of this thread, by size. Rows of trials are of one thread: another one has
+    /// other data.
+    static COPIES: [Cell<u32>; SIZES] = const { [const { Cell::new(START) }; SIZES] };
+}
+
 /// The measured times, for each power of two of the size.
 #[derive(Debug)]
 pub(crate) struct ShareRates([SizeRates; SIZES]);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct SizeRates {
-    copies: AtomicU32,
     /// The times in picoseconds per byte; 0 before one was measured.
     alone: AtomicU64,
     shared: AtomicU64,
+    /// Whether the caller copies alone. It changes at the end of a row of trials only.
+    is_alone: AtomicBool,
+    /// The time of that way when it was chosen.
+    chosen_at: AtomicU64,
 }
 
 impl ShareRates {
     pub(crate) fn new() -> Self {
-        Self(std::array::from_fn(|_| SizeRates {
-            copies: AtomicU32::new(PERIOD - ROW - FIRST),
-            alone: AtomicU64::new(0),
-            shared: AtomicU64::new(0),
-        }))
+        Self(std::array::from_fn(|_| SizeRates::default()))
     }
 
     /// Decides about a copy of less than [`ALWAYS_SHARED_BYTES`].
     pub(crate) fn decide(&self, bytes: u64) -> ShareChoice {
-        let size = self.size(bytes);
-        // Threads that copy at the same time may lose a count.
-        let number = size.copies.load(Ordering::Relaxed);
-        size.copies.store(number.wrapping_add(1), Ordering::Relaxed);
-        let (usual, other, is_clear) = size.compare();
-        let turn = number % PERIOD;
-        match turn.checked_sub(PERIOD - ROW) {
-            Some(trial) if !is_clear || (number / PERIOD).is_multiple_of(RARE) => {
-                ShareChoice { way: other, is_measured: trial >= MOVING }
-            }
-            _ => ShareChoice { way: usual, is_measured: turn >= MOVING },
-        }
+        let number = COPIES.with(|copies| {
+            let count = &copies[size_of_copy(bytes)];
+            count.replace(count.get().wrapping_add(1))
+        });
+        self.0[size_of_copy(bytes)].decide(number)
     }
 
     /// Records the time of a copy.
     pub(crate) fn record(&self, bytes: u64, choice: ShareChoice, took: Duration) {
-        if !choice.is_measured {
-            return;
+        if choice.is_measured {
+            let measured = (took.as_nanos() as u64).saturating_mul(1000) / bytes.max(1);
+            self.0[size_of_copy(bytes)].record(choice.way, measured.max(1));
         }
-        let measured = (took.as_nanos() as u64 * 1000 / bytes.max(1)).max(1);
-        let size = self.size(bytes);
-        let rate = match choice.way {
-            CopyWay::Alone => &size.alone,
-            CopyWay::Shared => &size.shared,
-        };
-        let before = rate.load(Ordering::Relaxed);
-        // A copy that was interrupted changes little; one that was faster is believed.
-        let after = match measured {
-            _ if before == 0 => measured,
-            faster if faster < before => (before + faster).div_ceil(2),
-            slower => before + (slower.min(2 * before) - before) / 8,
-        };
-        rate.store(after, Ordering::Relaxed);
-    }
-
-    fn size(&self, bytes: u64) -> &SizeRates {
-        &self.0[(bytes.max(1).ilog2() as usize).min(SIZES - 1)]
     }
 }
 
+fn size_of_copy(bytes: u64) -> usize {
+    (bytes.max(1).ilog2() as usize).min(SIZES - 1)
+}
+
 impl SizeRates {
-    /// The faster way as far as it is known, the other one, and whether that is much slower. Sharing takes
-    /// the time of another core, so it must gain something.
-    fn compare(&self) -> (CopyWay, CopyWay, bool) {
-        const MIN_GAIN: f64 = 1.05;
-        const CLEAR: f64 = 1.3;
-        let [alone, shared] = [&self.alone, &self.shared].map(|rate| rate.load(Ordering::Relaxed));
-        if alone == 0 || shared == 0 {
-            return (CopyWay::Shared, CopyWay::Alone, false);
+    fn decide(&self, number: u32) -> ShareChoice {
+        let turn = number % PERIOD;
+        if turn == 0 {
+            self.choose();
         }
-        let gain = alone as f64 / shared as f64;
-        match gain < MIN_GAIN {
-            true => (CopyWay::Alone, CopyWay::Shared, gain < 1.0 / CLEAR),
-            false => (CopyWay::Shared, CopyWay::Alone, gain > CLEAR),
+        let (usual, other) = match self.is_alone.load(Ordering::Relaxed) {
+            true => (CopyWay::Alone, CopyWay::Shared),
+            false => (CopyWay::Shared, CopyWay::Alone),
+        };
+        match turn.checked_sub(PERIOD - ROW) {
+            Some(trial) if (number / PERIOD).is_multiple_of(RARE) || !self.is_clear() => {
+                ShareChoice { way: other, is_measured: trial >= MOVING }
+            }
+            // The first copies of a thread have to wake channels and to fetch their data.
+            _ => {
+                let is_settled = turn >= MOVING && !(START..START + MOVING).contains(&number);
+                ShareChoice { way: usual, is_measured: is_settled }
+            }
         }
     }
+
+    /// The times of both ways.
+    fn rates(&self) -> [u64; 2] {
+        [&self.alone, &self.shared].map(|rate| rate.load(Ordering::Relaxed))
+    }
+
+    /// Whether one way is much slower than the other.
+    fn is_clear(&self) -> bool {
+        let [alone, shared] = self.rates();
+        alone.min(shared) > 0 && differs(alone, shared)
+    }
+
+    /// Chooses the faster way, as far as it is known. Sharing takes the time of another core, so it must
+    /// gain something, and more to be chosen again.
+    fn choose(&self) {
+        const MIN_GAIN_PERCENT: u64 = 5;
+        const MIN_GAIN_AGAIN_PERCENT: u64 = 10;
+        let [alone, shared] = self.rates();
+        let is_alone = self.is_alone.load(Ordering::Relaxed);
+        let usual = if is_alone { alone } else { shared };
+        if alone == 0 || shared == 0 {
+            return self.chosen_at.store(usual, Ordering::Relaxed);
+        }
+        let gain = if is_alone { MIN_GAIN_AGAIN_PERCENT } else { MIN_GAIN_PERCENT };
+        let now_alone = 100 * alone < (100 + gain) * shared;
+        let chosen_at = self.chosen_at.load(Ordering::Relaxed);
+        if now_alone == is_alone && chosen_at > 0 && differs(usual, chosen_at) {
+            // The data is somewhere else now, and the other time was measured there.
+            let other = if is_alone { &self.shared } else { &self.alone };
+            other.store(0, Ordering::Relaxed);
+        }
+        self.is_alone.store(now_alone, Ordering::Relaxed);
+        self.chosen_at.store(if now_alone { alone } else { shared }, Ordering::Relaxed);
+    }
+
+    fn record(&self, way: CopyWay, measured: u64) {
+        let rate = match way {
+            CopyWay::Alone => &self.alone,
+            CopyWay::Shared => &self.shared,
+        };
+        let after = match rate.load(Ordering::Relaxed) {
+            0 => measured,
+            // A copy that was interrupted for long changes little.
+            before => (3 * before + measured.clamp(before / 2, 2 * before)).div_ceil(4),
+        };
+        rate.store(after, Ordering::Relaxed);
+    }
+}
+
+/// Whether one of two times is a third longer than the other.
+fn differs(one: u64, other: u64) -> bool {
+    10 * one.max(other) > 13 * one.min(other)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const BYTES: u64 = 128 << 10;
+    /// The copies of one thread.
+    struct Copies {
+        rates: SizeRates,
+        number: u32,
+    }
 
-    /// Makes copies that take these times, and returns how many were made alone.
-    fn copy(rates: &ShareRates, copies: u32, alone_ns: u64, shared_ns: u64) -> u32 {
-        let copy = |_| {
-            let choice = rates.decide(BYTES);
-            let took = if choice.way == CopyWay::Alone { alone_ns } else { shared_ns };
-            rates.record(BYTES, choice, Duration::from_nanos(took));
-            u32::from(choice.way == CopyWay::Alone)
-        };
-        (0..copies).map(copy).sum()
+    impl Copies {
+        fn new() -> Self {
+            Self { rates: SizeRates::default(), number: START }
+        }
+
+        /// Makes copies that take the times that `took` tells for their number and way, and returns how
+        /// many were made alone.
+        fn copy(&mut self, copies: u32, took: impl Fn(u32, CopyWay) -> u64) -> u32 {
+            let copy = |number| {
+                let choice = self.rates.decide(self.number);
+                self.number += 1;
+                let took = took(number, choice.way);
+                if choice.is_measured {
+                    self.rates.record(choice.way, took);
+                }
+                u32::from(choice.way == CopyWay::Alone)
+            };
+            (0..copies).map(copy).sum()
+        }
+    }
+
+    fn times(alone: u64, shared: u64) -> impl Fn(u32, CopyWay) -> u64 {
+        move |_, way| if way == CopyWay::Alone { alone } else { shared }
+    }
+
+    #[test]
+    fn copies_are_shared_before_anything_is_measured() {
+        assert_eq!(Copies::new().copy(FIRST, times(1, 1000)), 0);
     }
 
     #[test]
     fn the_faster_way_is_taken_and_the_other_is_tried_now_and_then() {
-        for (alone_ns, shared_ns, expected) in [(3000, 3600, PERIOD - ROW), (3600, 3000, ROW)] {
-            let rates = ShareRates::new();
-            copy(&rates, PERIOD, alone_ns, shared_ns);
-            assert_eq!(copy(&rates, PERIOD, alone_ns, shared_ns), expected);
+        for (alone, shared, expected) in [(300, 360, PERIOD - ROW), (360, 300, ROW)] {
+            let mut copies = Copies::new();
+            copies.copy(2 * PERIOD, times(alone, shared));
+            assert_eq!(copies.copy(PERIOD, times(alone, shared)), expected);
         }
     }
 
     #[test]
     fn what_is_much_slower_is_tried_rarely() {
-        for (alone_ns, shared_ns, expected) in
-            [(3000, 6000, RARE * PERIOD - ROW), (6000, 3000, ROW)]
-        {
-            let rates = ShareRates::new();
-            copy(&rates, PERIOD, alone_ns, shared_ns);
-            assert_eq!(copy(&rates, RARE * PERIOD, alone_ns, shared_ns), expected);
+        for (alone, shared, expected) in [(300, 600, RARE * PERIOD - ROW), (600, 300, ROW)] {
+            let mut copies = Copies::new();
+            copies.copy(2 * PERIOD, times(alone, shared));
+            assert_eq!(copies.copy(RARE * PERIOD, times(alone, shared)), expected);
         }
     }
 
     #[test]
-    fn copies_are_shared_before_anything_is_measured_and_other_sizes_do_not_matter() {
-        let rates = ShareRates::new();
-        assert_eq!(copy(&rates, FIRST, 1, 1000), 0);
-        copy(&rates, PERIOD, 1, 1000);
-        assert_eq!(rates.decide(2 << 20).way, CopyWay::Shared);
-    }
-
-    #[test]
     fn sharing_must_gain_something() {
-        let rates = ShareRates::new();
-        copy(&rates, PERIOD, 3000, 2900);
-        assert_eq!(rates.decide(BYTES).way, CopyWay::Alone);
+        let mut copies = Copies::new();
+        copies.copy(2 * PERIOD, times(300, 290));
+        assert!(copies.rates.is_alone.load(Ordering::Relaxed));
     }
 
     #[test]
-    fn a_copy_that_was_interrupted_does_not_change_the_way() {
-        let rates = ShareRates::new();
-        copy(&rates, 2 * PERIOD, 3000, 4000);
-        let choice = ShareChoice { way: CopyWay::Alone, is_measured: true };
-        rates.record(BYTES, choice, Duration::from_millis(10));
-        assert_eq!(rates.decide(BYTES).way, CopyWay::Alone);
+    fn copies_that_move_the_data_are_not_measured() {
+        let last = Cell::new((CopyWay::Shared, 0));
+        let took = |_, way| {
+            let (before, since) = last.get();
+            let since = if before == way { since + 1 } else { 0 };
+            last.set((way, since));
+            if since < MOVING { 3000 } else { 300 }
+        };
+        let mut copies = Copies::new();
+        copies.copy(4 * PERIOD, took);
+        assert_eq!(copies.rates.rates(), [300, 300]);
+    }
+
+    #[test]
+    fn copies_that_are_often_interrupted_count_by_their_mean() {
+        let mut copies = Copies::new();
+        let took = |number, way| match way {
+            CopyWay::Alone => 400,
+            CopyWay::Shared if number % 2 == 0 => 200,
+            CopyWay::Shared => 1000,
+        };
+        copies.copy(20 * PERIOD, took);
+        assert!(copies.rates.is_alone.load(Ordering::Relaxed), "{:?}", copies.rates);
+    }
+
+    #[test]
+    fn one_long_interruption_does_not_change_the_way() {
+        let mut copies = Copies::new();
+        copies.copy(2 * PERIOD, times(300, 360));
+        copies.rates.record(CopyWay::Alone, 1_000_000);
+        copies.copy(PERIOD, times(300, 360));
+        assert!(copies.rates.is_alone.load(Ordering::Relaxed));
     }
 
     #[test]
     fn the_way_follows_where_the_data_is() {
-        let rates = ShareRates::new();
-        copy(&rates, 2 * PERIOD, 3000, 4000);
-        copy(&rates, 2 * RARE * PERIOD, 30_000, 16_000);
-        assert_eq!(copy(&rates, RARE * PERIOD, 30_000, 16_000), ROW);
+        let (hot, cold) = (times(300, 400), times(3000, 1600));
+        let mut copies = Copies::new();
+        for _ in 0..3 {
+            copies.copy(4 * PERIOD, &hot);
+            assert!(copies.rates.is_alone.load(Ordering::Relaxed), "{:?}", copies.rates);
+            copies.copy(4 * PERIOD, &cold);
+            assert!(!copies.rates.is_alone.load(Ordering::Relaxed), "{:?}", copies.rates);
+        }
     }
 }
