@@ -128,7 +128,10 @@ pub(super) fn conclusion(diagnosis: &Diagnosis, paint: Paint) -> String {
     }
     if !fixes.is_empty() {
         let width = fixes.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-        text.push_str(&format!("{} (of what is marked `!`, and works)\n", paint.bold("for more:")));
+        text.push_str(&format!(
+            "{} (`!` works and could do more, `–` is not here)\n",
+            paint.bold("for more:")
+        ));
         for (name, fix) in fixes {
             text.push_str(&format!("  {name:<width$}  {fix}\n"));
         }

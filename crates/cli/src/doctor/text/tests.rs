@@ -53,7 +53,7 @@ fn each_subject_has_one_line() {
 fn it_ends_with_what_is_ready_and_what_would_add_more() {
     let text = render(&diagnosis());
     let end = "\nready: copies, messages, windows\n\
-               for more:\n  \
+               for more: (`!` works and could do more, `–` is not here)\n  \
                huge shared pages  echo advise\n  \
                an MPI             apt install it\n";
     assert!(text.ends_with(end), "{text}");
