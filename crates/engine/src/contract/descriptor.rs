@@ -309,15 +309,6 @@ impl Descriptor {
         self.flags.has(DescriptorFlags::ANY_THREAD) && self.completion.is_none()
     }
 
-    /// Prefetches the first bytes of its memory.
-    #[inline]
-    pub(crate) fn prefetched(self) -> Self {
-        if self.is_host_only() && self.scope != DescriptorScope::WorkOffer {
-            execute::prefetch(self.operation, self.source, self.target);
-        }
-        self
-    }
-
     /// The leases of its memory, if it is pinned.
     pub fn leases(&self) -> Option<&DescriptorLeases> {
         self.leases.as_deref()
@@ -403,6 +394,34 @@ impl Descriptor {
             self.report(&completion, Ok(value));
         }
         (self.length, value)
+    }
+
+    /// [`Descriptor::run`] of one that `next` follows in a queue: the memory of that one is requested
+    /// meanwhile.
+    #[inline]
+    pub(crate) fn run_before(mut self, next: Option<&Self>) -> u64 {
+        let is_host_range = |it: &Self| it.is_host_only() && it.scope != DescriptorScope::WorkOffer;
+        let Some(next) = next.filter(|next| is_host_range(next)) else { return self.run() };
+        let is_requesting = [Kernel::Cached, Kernel::of_segments()].contains(&self.kernel)
+            && self.operation == Opcode::Copy
+            && self.length > 0
+            && next.operation == Opcode::Copy
+            && is_host_range(&self);
+        if !is_requesting {
+            execute::prefetch(next.operation, next.source, next.target);
+            return self.run();
+        }
+        let Self { operation, source, target, length, .. } = *next;
+        let next = execute::NextRange { operation, source, target, length };
+        let kernel = Kernel::of_segments();
+        // SAFETY: the creator of the descriptor guarantees its memory until it is finished.
+        unsafe {
+            execute::run_before(Opcode::Copy, kernel, self.operands(), self.length, 0, Some(next));
+        }
+        if let Some(completion) = self.completion.take() {
+            self.report(&completion, Ok(None));
+        }
+        self.length
     }
 
     /// Executes a range of the descriptor on the calling processor without reporting.

@@ -65,7 +65,7 @@ impl CpuWorker {
         for sequence in first..first + count {
             let Some(descriptor) = next.take() else { break };
             if sequence + 1 < first + count {
-                next = Some(take(sequence + 1).prefetched());
+                next = Some(take(sequence + 1));
             }
             // A descriptor that was queued together with others may have been cancelled since. One
             // that was taken at once cannot, and the check would cost a cache line.
@@ -75,10 +75,11 @@ impl CpuWorker {
             // values.
             let is_long = bytes >= LONG_BYTES || descriptor.has_completion();
             let descriptor = self.shared.for_worker(descriptor, sequence);
+            let execute = || self.execute(descriptor, sequence, was_queued, next.as_ref());
             if is_long {
-                self.shared.run_long(|| self.execute(descriptor, sequence, was_queued));
+                self.shared.run_long(execute);
             } else {
-                self.execute(descriptor, sequence, was_queued);
+                execute();
             }
             // SAFETY: this thread is the channel's worker, and the descriptor is finished and
             // dropped.
@@ -86,7 +87,13 @@ impl CpuWorker {
         }
     }
 
-    fn execute(&self, descriptor: Descriptor, sequence: Sequence, was_queued: bool) {
+    fn execute(
+        &self,
+        descriptor: Descriptor,
+        sequence: Sequence,
+        was_queued: bool,
+        next: Option<&Descriptor>,
+    ) {
         if !descriptor.is_host_only() {
             let reason = "a processor cannot access device memory";
             self.fail(descriptor, sequence, ExecutionError::Engine { done_bytes: 0, reason });
@@ -96,7 +103,7 @@ impl CpuWorker {
         {
             self.fail(descriptor, sequence, ExecutionError::Cancelled { done_bytes: 0 });
         } else {
-            let moved = self.shared.timed(sequence, || descriptor.run());
+            let moved = self.shared.timed(sequence, || descriptor.run_before(next));
             self.shared.count_moved(moved);
         }
     }

@@ -299,10 +299,10 @@ impl ChannelShared {
         for sequence in first..first + count {
             let Some(descriptor) = next.take() else { break };
             if sequence + 1 < first + count {
-                next = Some(take(sequence + 1).prefetched());
+                next = Some(take(sequence + 1));
             }
             let bytes = descriptor.length();
-            self.in_window(descriptor, sequence).run();
+            self.in_window(descriptor, sequence).run_before(next.as_ref());
             // SAFETY: this thread has claimed the sequence, and its descriptor is finished.
             unsafe { self.ring.finish_claimed(sequence, bytes) };
         }
