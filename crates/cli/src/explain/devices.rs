@@ -118,12 +118,10 @@ impl RequestedDevices {
 
     /// The engines that were asked for and have no device here, each with who asked.
     fn absent(&self, facts: &CopyPlanContext) -> impl Iterator<Item = (&'static str, String)> {
-        let arguments =
-            self.by_arguments.iter().map(|(name, devices)| (*name, format!("--{name}={devices}")));
-        let is_off = |devices: &str| EngineSelection::parse(devices) == EngineSelection::Off;
-        let arguments = arguments.filter(move |(_, argument)| {
-            !argument.split_once('=').is_some_and(|(_, devices)| is_off(devices))
-        });
+        let is_asked_for =
+            |(_, devices): &&(_, String)| EngineSelection::parse(devices) != EngineSelection::Off;
+        let asked_for = self.by_arguments.iter().filter(is_asked_for);
+        let arguments = asked_for.map(|(name, devices)| (*name, format!("--{name}={devices}")));
         let asked = arguments.chain(self.by_environment.iter().cloned());
         asked.filter(|(name, _)| facts.engines.iter().all(|engine| engine.name != *name))
     }

@@ -3,8 +3,6 @@
 
 use memferry_engine::cpu::CpuProfile;
 
-use crate::submit::ALWAYS_SHARED_BYTES;
-
 /// Maximum size in bytes of an asynchronous transfer that is one descriptor. Larger transfers are
 /// split into chunks, which costs an allocation and one more cache line, but lets a waiting caller
 /// claim some of them. Of smaller ones, a waiting caller executes those that are queued.
@@ -22,6 +20,9 @@ pub(crate) const ALWAYS_INLINE_BYTES: u64 = 1 << 10;
 /// Deliveries above this size in bytes are never copied by a caller that does not wait: it would be
 /// kept from computing for too long.
 pub(crate) const MAX_CALLER_BYTES: u64 = 512 << 10;
+/// Minimum size in bytes of blocking copies that are always shared. Smaller ones are while that is
+/// measured to be faster.
+pub(crate) const ALWAYS_SHARED_BYTES: u64 = 4 << 20;
 /// Minimum average size in bytes of segments that bypass the caches: the heads and tails of shorter
 /// ones cost more than that saves.
 pub(crate) const STREAM_SEGMENT_BYTES: u64 = 16 << 10;

@@ -14,8 +14,8 @@ use memferry_engine::cpu::CpuProfile;
 use memferry_engine::{Capabilities, CostLine, Engine, Kernel, MemoryKind, Opcode};
 
 pub(crate) use limits::{
-    ALWAYS_INLINE_BYTES, MAX_CALLER_BYTES, SINGLE_DESCRIPTOR_BYTES, STREAM_SEGMENT_BYTES,
-    worth_waking_at,
+    ALWAYS_INLINE_BYTES, ALWAYS_SHARED_BYTES, MAX_CALLER_BYTES, SINGLE_DESCRIPTOR_BYTES,
+    STREAM_SEGMENT_BYTES, worth_waking_at,
 };
 use limits::{COLD_STREAM_BYTES, MIN_CHUNK, MIN_SHARE};
 pub use limits::{FIXED_LIMITS, FixedLimit, max_backlog_bytes, worth_waking};

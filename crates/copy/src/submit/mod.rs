@@ -33,7 +33,7 @@ pub(crate) use delivery_rates::{DeliveryBy, DeliveryChoice, DeliveryRates};
 pub(crate) use inline_limit::InlineLimit;
 use inline_limit::SmallCopy;
 use share_rates::CopyWay;
-pub(crate) use share_rates::{ALWAYS_SHARED_BYTES, ShareChoice, ShareRates};
+pub(crate) use share_rates::{ShareChoice, ShareRates};
 
 /// The state that all clones of a ferry share.
 #[derive(Debug)]
@@ -307,7 +307,7 @@ impl FerryCore {
         request: &Request<'_>,
     ) -> Option<ShareChoice> {
         let CopyStrategy::WorkSharing { engine, .. } = plan.strategy else { return None };
-        let has_choice = request.length < ALWAYS_SHARED_BYTES
+        let has_choice = request.length < plan::ALWAYS_SHARED_BYTES
             && request.operation == Opcode::Copy
             && self.engines[engine].runs_lists
             && request.has_default_options();

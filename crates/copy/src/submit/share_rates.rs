@@ -10,8 +10,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The size in bytes from which on copies are always shared.
-pub(crate) const ALWAYS_SHARED_BYTES: u64 = 4 << 20;
+use crate::plan::ALWAYS_SHARED_BYTES;
 
 const SIZES: usize = ALWAYS_SHARED_BYTES.ilog2() as usize;
 /// The copies of a thread and a size from one row of trials to the next.
