@@ -63,8 +63,11 @@ impl ActiveEngine {
         let lane = self.waiters[index].clone();
         stats::thread(|counters| counters.count_copy(CopyPath::Single, length));
         probes::submit(length, CopyPath::Single as u64);
-        match lane.channel.submit_one(descriptor) {
-            Ok(sequence) => Transfer::sequenced(lane, sequence, length, assists),
+        // Built before the submit, too: its words would be stored behind those of the descriptor, and
+        // wait with them. The black box makes the compiler store them here.
+        let mut transfer = Transfer::sequenced(lane, 0, length, assists);
+        match std::hint::black_box(&mut transfer).submit_into(descriptor) {
+            Ok(()) => transfer,
             Err(descriptor) => {
                 stats::thread(|counters| counters.fall_back(Fallback::Full));
                 descriptor.run();

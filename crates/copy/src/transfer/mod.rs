@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 
 use bytemuck::Pod;
 use memferry_engine::completion::TransferOutput;
-use memferry_engine::{Completion, ExecutionError, Sequence};
+use memferry_engine::{Completion, Descriptor, ExecutionError, Sequence};
 use memferry_sys::EventFd;
 use memferry_sys::stats;
 
@@ -135,11 +135,27 @@ impl std::fmt::Debug for Transfer {
 #[repr(u64)]
 enum TransferState {
     /// The transfer was executed inline and succeeded, with a CRC if it computes one.
-    Done { crc: Option<u32> },
+    Done { crc: DoneCrc },
     /// One small descriptor that cannot fail; its sequence in the channel is its completion.
     Sequence { waiter: Arc<ChannelWaiter>, sequence: Sequence },
     /// Every other transfer.
     Completion { completion: Arc<Completion>, config: Arc<WaitConfig> },
+}
+
+/// The CRC of a transfer that was executed inline, if it computes one: a word, for the same reason.
+#[derive(Clone, Copy)]
+struct DoneCrc(u64);
+
+impl DoneCrc {
+    const NONE: u64 = u64::MAX;
+
+    fn new(crc: Option<u32>) -> Self {
+        Self(crc.map_or(Self::NONE, u64::from))
+    }
+
+    fn get(self) -> Option<u32> {
+        u32::try_from(self.0).ok()
+    }
 }
 
 impl Dependency for Transfer {
@@ -166,7 +182,11 @@ impl Transfer {
     }
 
     pub(crate) fn done_with_crc(length: u64, crc: Option<u32>) -> Self {
-        Self { state: TransferState::Done { crc }, length, assistance: Assistance::None }
+        Self {
+            state: TransferState::Done { crc: DoneCrc::new(crc) },
+            length,
+            assistance: Assistance::None,
+        }
     }
 
     #[inline]
@@ -178,6 +198,18 @@ impl Transfer {
     ) -> Self {
         let assistance = Assistance::of(assists);
         Self { state: TransferState::Sequence { waiter, sequence }, length, assistance }
+    }
+
+    /// Submits the descriptor of a transfer that completes by sequence. `Err` returns it if the channel
+    /// is full or closed; the transfer must not be used then.
+    #[inline]
+    pub(crate) fn submit_into(&mut self, descriptor: Descriptor) -> Result<(), Descriptor> {
+        match &mut self.state {
+            TransferState::Sequence { waiter, sequence } => {
+                waiter.channel.submit_into(descriptor, sequence)
+            }
+            _ => Err(descriptor),
+        }
     }
 
     pub(crate) fn with_completion(
@@ -249,7 +281,7 @@ impl Transfer {
                 completion.outcome().map(|outcome| outcome.map_err(Error::from))
             }
             TransferState::Done { crc } => {
-                Some(Ok(TransferOutput { crc: *crc, ..TransferOutput::default() }))
+                Some(Ok(TransferOutput { crc: crc.get(), ..TransferOutput::default() }))
             }
             TransferState::Sequence { .. } => {
                 self.is_finished().then_some(Ok(TransferOutput::default()))

@@ -189,11 +189,26 @@ pub unsafe trait Channel: Send + Sync + Debug {
     /// Like [`Channel::submit`], for one descriptor. Returns its sequence, or the descriptor itself
     /// if the channel is full or closed.
     fn submit_one(&self, descriptor: Descriptor) -> Result<Sequence, Descriptor> {
+        let mut sequence = 0;
+        self.submit_into(descriptor, &mut sequence).map(|()| sequence)
+    }
+
+    /// Like [`Channel::submit_one`], and stores the sequence. A channel that publishes the descriptor
+    /// in memory of another core stores it before that: a later load of it does not wait then until
+    /// the line of the descriptor has arrived.
+    fn submit_into(
+        &self,
+        descriptor: Descriptor,
+        sequence: &mut Sequence,
+    ) -> Result<(), Descriptor> {
         let mut batch = [Some(descriptor)];
         let submitted = self.submit(&mut batch);
         match batch {
             [Some(descriptor)] => Err(descriptor),
-            [None] => Ok(submitted.map_or(0, |submitted| submitted.first)),
+            [None] => {
+                *sequence = submitted.map_or(0, |submitted| submitted.first);
+                Ok(())
+            }
         }
     }
 

@@ -23,9 +23,10 @@ mod claims;
 
 use std::collections::TryReserveError;
 use std::mem::MaybeUninit;
+use std::sync::atomic::compiler_fence;
 
 use crossbeam_utils::CachePadded;
-use memferry_sys::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use memferry_sys::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use memferry_sys::sync::{UnsafeCell, store_max};
 
 use super::support::try_collect;
@@ -47,11 +48,19 @@ pub struct SubmissionRing<T> {
     consumer: CachePadded<ConsumerLine>,
     /// The number of values that the worker and its helpers have claimed.
     claimed: CachePadded<AtomicU64>,
+    /// Who may publish finished values: see `claims`. The worker writes it around each long step.
+    publisher: CachePadded<AtomicU32>,
+    /// What all threads read for each value, and hardly anybody writes.
+    fixed: CachePadded<FixedLine<T>>,
+}
+
+#[derive(Debug)]
+struct FixedLine<T> {
     slots: Box<[RingSlot<T>]>,
     /// The last value of each slot that was finished before those in front of it were.
     finished: Box<[FinishedValue]>,
-    /// Who may publish finished values: see `claims`.
-    publisher: AtomicU32,
+    /// Follows [`CLOSED`] of the tail: a worker that polls does not fetch the submitters' line.
+    closed: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -120,14 +129,22 @@ impl<T> SubmissionRing<T> {
                 weight: AtomicU64::new(0),
             }),
             claimed: CachePadded::new(AtomicU64::new(0)),
-            slots: try_collect(capacity, slot)?,
-            finished: try_collect(capacity, finished)?,
-            publisher: AtomicU32::new(claims::WORKER),
+            publisher: CachePadded::new(AtomicU32::new(claims::WORKER)),
+            fixed: CachePadded::new(FixedLine {
+                slots: try_collect(capacity, slot)?,
+                finished: try_collect(capacity, finished)?,
+                closed: AtomicBool::new(false),
+            }),
         })
     }
 
+    fn capacity(&self) -> u64 {
+        self.fixed.slots.len() as u64
+    }
+
     fn slot(&self, index: u64) -> &RingSlot<T> {
-        &self.slots[index as usize & (self.slots.len() - 1)]
+        let slots = &self.fixed.slots;
+        &slots[index as usize & (slots.len() - 1)]
     }
 
     /// Moves values from the front of `batch` into the ring while there is space.
@@ -159,17 +176,21 @@ impl<T> SubmissionRing<T> {
         Ok(Submitted { first: start + 1, count: count as usize })
     }
 
-    /// Moves one value into the ring and returns its sequence; `shared`: any thread may claim it.
+    /// Moves one value into the ring and stores its sequence; `shared`: any thread may claim it.
     /// `Err` returns the value if the ring is full or closed.
     #[inline]
-    pub fn push_one(&self, value: T, shared: bool) -> Result<Sequence, T> {
+    pub fn push_one(&self, value: T, shared: bool, sequence: &mut Sequence) -> Result<(), T> {
         let Ok(Some((index, _))) = self.reserve(1) else {
             return Err(value);
         };
+        *sequence = index + 1;
+        // Before the stores to the slot, which stay in the store buffer until its line has arrived:
+        // a load of the sequence together with its neighbours would wait behind them.
+        compiler_fence(Ordering::Release);
         // SAFETY: claimed above.
         unsafe { self.write(index, value) };
         self.publish(index, if shared { SHARED } else { 0 });
-        Ok(index + 1)
+        Ok(())
     }
 
     /// Requests the slot of the next value for writing: its line comes from the worker's core while the
@@ -210,8 +231,7 @@ impl<T> SubmissionRing<T> {
             if free < wanted {
                 // Acquire: the worker has finished with the slots that this number frees. `limit`
                 // passes that on to submitters that do not read `completed` themselves.
-                let limit =
-                    self.consumer.completed.load(Ordering::Acquire) + self.slots.len() as u64;
+                let limit = self.consumer.completed.load(Ordering::Acquire) + self.capacity();
                 store_max(&self.producer.limit, limit);
                 free = limit.saturating_sub(tail);
             }
@@ -234,11 +254,13 @@ impl<T> SubmissionRing<T> {
     /// Rejects values from now on.
     pub fn close(&self) {
         self.producer.tail.fetch_or(CLOSED, Ordering::AcqRel);
+        // Release: who sees it finds the final tail.
+        self.fixed.closed.store(true, Ordering::Release);
     }
 
     /// Whether [`SubmissionRing::close`] was called.
     pub fn is_closed(&self) -> bool {
-        self.producer.tail.load(Ordering::Acquire) & CLOSED != 0
+        self.fixed.closed.load(Ordering::Acquire)
     }
 
     /// The number of values submitted since the start.
@@ -325,8 +347,10 @@ mod tests {
     #[test]
     fn a_ring_without_bound_is_bounded() {
         let ring = SubmissionRing::<u8>::new(usize::MAX);
-        assert_eq!(ring.slots.len(), MAX_CAPACITY);
-        assert_eq!(ring.push_one(7, false), Ok(1));
+        assert_eq!(ring.capacity(), MAX_CAPACITY as u64);
+        let mut sequence = 0;
+        assert_eq!(ring.push_one(7, false, &mut sequence), Ok(()));
+        assert_eq!(sequence, 1);
         // SAFETY: this thread is the only consumer.
         assert_eq!(unsafe { ring.take(0) }, Some(7));
     }

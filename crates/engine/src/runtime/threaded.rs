@@ -363,7 +363,11 @@ unsafe impl Channel for ThreadedChannel {
         Ok(accepted)
     }
 
-    fn submit_one(&self, descriptor: Descriptor) -> Result<Sequence, Descriptor> {
+    fn submit_into(
+        &self,
+        descriptor: Descriptor,
+        sequence: &mut Sequence,
+    ) -> Result<(), Descriptor> {
         if self.is_forked() {
             return Err(descriptor);
         }
@@ -373,13 +377,13 @@ unsafe impl Channel for ThreadedChannel {
         let bytes = descriptor.length();
         submit_counters.bytes.fetch_add(bytes, Ordering::Relaxed);
         let shared = self.shared.has_helpers && descriptor.is_any_threads();
-        match ring.push_one(descriptor, shared) {
-            Ok(sequence) => {
+        match ring.push_one(descriptor, shared, sequence) {
+            Ok(()) => {
                 if idle.unpark() {
-                    probes::wake(sequence);
+                    probes::wake(*sequence);
                     submit_counters.wakes.fetch_add(1, Ordering::Relaxed);
                 }
-                Ok(sequence)
+                Ok(())
             }
             Err(descriptor) => {
                 submit_counters.bytes.fetch_sub(bytes, Ordering::Relaxed);

@@ -75,7 +75,7 @@ impl<T> SubmissionRing<T> {
         const MAX_RUN: u64 = 8;
         const QUEUED_PER_RUN: u64 = 4;
         let reaches = |count: u64| {
-            count * QUEUED_PER_RUN <= self.slots.len() as u64
+            count * QUEUED_PER_RUN <= self.capacity()
                 && is_there(claimed + count * QUEUED_PER_RUN - 1)
         };
         let mut count = 1;
@@ -99,7 +99,7 @@ impl<T> SubmissionRing<T> {
     /// Whether `count` values are queued behind a sequence.
     #[inline]
     pub fn is_followed_by(&self, sequence: Sequence, count: u64) -> bool {
-        count > 0 && count < self.slots.len() as u64 && self.has_next(sequence - 1 + count)
+        count > 0 && count < self.capacity() && self.has_next(sequence - 1 + count)
     }
 
     /// Marks a claimed value as finished. The worker publishes it later, or
@@ -115,7 +115,8 @@ impl<T> SubmissionRing<T> {
     }
 
     fn finished_mark(&self, sequence: Sequence) -> &FinishedValue {
-        &self.finished[(sequence - 1) as usize & (self.slots.len() - 1)]
+        let finished = &self.fixed.finished;
+        &finished[(sequence - 1) as usize & (finished.len() - 1)]
     }
 
     /// Whether a value is finished, published or not.
