@@ -23,7 +23,7 @@ impl Queue {
     }
 
     fn submit(&self, counter: usize, shared: bool) -> bool {
-        let taken = self.ring.push_one(counter, shared).is_ok();
+        let taken = self.ring.push_one(counter, shared, &mut 0).is_ok();
         self.idle.unpark();
         taken
     }
