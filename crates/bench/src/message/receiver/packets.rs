@@ -214,19 +214,17 @@ struct Delivery<'a> {
 }
 
 impl Delivery<'_> {
-    /// Polls the notification variable until it is set. A delivery that fails sets nothing, so the
-    /// transfer is checked too.
+    /// Polls the notification variable for a moment, then waits for the transfer: a wait executes what
+    /// no channel has started, because another program uses its core, and reports a failure.
     fn wait(&self) -> anyhow::Result<()> {
-        const POLLS_PER_CHECK: u32 = 256;
-        for look in 1u32.. {
+        const POLLS: u32 = 64;
+        for _ in 0..POLLS {
             if self.variable.load() == self.value {
-                break;
-            }
-            if look.is_multiple_of(POLLS_PER_CHECK) && self.transfer.is_done() {
-                self.transfer.wait()?;
+                return Ok(());
             }
             spin_loop();
         }
+        self.transfer.wait()?;
         Ok(())
     }
 }
