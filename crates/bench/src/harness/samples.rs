@@ -60,6 +60,18 @@ impl Samples {
         self.find(series).is_some()
     }
 
+    /// Adds further rounds of the same candidates, such as those after a new start of their programs. A
+    /// candidate that did not run in all of them keeps the rounds that it has.
+    pub(crate) fn append(&mut self, more: Self) {
+        for line in more.series {
+            match self.series.iter_mut().find(|known| known.series == line.series) {
+                Some(known) => known.samples.extend(line.samples),
+                None => self.series.push(line),
+            }
+        }
+        self.failures.extend(more.failures);
+    }
+
     /// Candidates that failed. They have no samples.
     pub(crate) fn failures(&self) -> &[Failure] {
         &self.failures

@@ -42,7 +42,8 @@ fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow:
 
 fn notes() -> [&'static str; 3] {
     [
-        "A tiny copy is one of ten million of 1 to 96 bytes, in a program that does nothing else. Python \
+        "A tiny copy is one of ten million of 1 to 96 bytes, in a program that does nothing else and is \
+         started several times; tiny_overhead is the larger ratio of both rows of sizes. Python \
          and NumPy copy between memory that was used before, except that a new bytes object is fresh \
          memory. zstd and dd are measured from start to end, with the start of memferry itself; dd copies by \
          system calls alone, which nothing can share. profile_overhead is the median of three programs: \
@@ -50,6 +51,7 @@ fn notes() -> [&'static str; 3] {
          in a second, zstd, and the interpreter of Python.",
         "MPI ranks allocate by malloc in all series. A shared heap is that of `memferry mpirun \
          --shared-heap`. Keys compare Open MPI with its own transport, in the same rounds.",
-        "stats_overhead is the larger one of the ratios of a small copy and of a small message.",
+        "stats_overhead is the larger one of the ratios of a small copy and of a small message, each by \
+         the medians over several starts of the processes.",
     ]
 }
