@@ -10,6 +10,8 @@ pub(super) struct Column {
     pub(super) width: usize,
     /// The key that sorts by this column.
     pub(super) key: SortKey,
+    /// The meaning, for the list of columns.
+    meaning: &'static str,
     cell: fn(&Row) -> String,
 }
 
@@ -31,42 +33,83 @@ impl Column {
 
 /// All columns, the most important ones first.
 const ALL: [Column; 11] = [
-    Column { title: "PID", width: 7, key: SortKey::Pid, cell: |row| row.pid.to_string() },
-    Column { title: "PROGRAM", width: 15, key: SortKey::Name, cell: |row| row.name.clone() },
+    Column {
+        title: "PID",
+        width: 7,
+        key: SortKey::Pid,
+        meaning: "the process",
+        cell: |row| row.pid.to_string(),
+    },
+    Column {
+        title: "PROGRAM",
+        width: 15,
+        key: SortKey::Name,
+        meaning: "its name",
+        cell: |row| row.name.clone(),
+    },
     Column {
         title: "COPY B/s",
         width: 8,
         key: SortKey::CopyBytes,
+        meaning: "bytes that it copied, in a second",
         cell: |row| bytes(row.rates.copy_bytes),
     },
     Column {
         title: "MSG B/s",
         width: 7,
         key: SortKey::MessageBytes,
+        meaning: "bytes that it sent and received, in a second",
         cell: |row| bytes(row.rates.message_bytes),
     },
-    Column { title: "COPY/s", width: 6, key: SortKey::Copies, cell: |row| count(row.rates.copies) },
+    Column {
+        title: "COPY/s",
+        width: 6,
+        key: SortKey::Copies,
+        meaning: "copies, in a second",
+        cell: |row| count(row.rates.copies),
+    },
     Column {
         title: "MSG/s",
         width: 6,
         key: SortKey::Messages,
+        meaning: "messages that it sent and received, in a second",
         cell: |row| count(row.rates.messages),
     },
-    Column { title: "P99", width: 6, key: SortKey::Latency, cell: |row| time(row.p99_ns) },
+    Column {
+        title: "P99",
+        width: 6,
+        key: SortKey::Latency,
+        meaning: "time of blocking copies of 64 KiB or more and of announced messages: 99 % took less",
+        cell: |row| time(row.p99_ns),
+    },
     Column {
         title: "DEPTH",
         width: 5,
         key: SortKey::Depth,
+        meaning: "descriptors in the queues of its channels now",
         cell: |row| count(row.totals.depth as f64),
     },
     Column {
         title: "FALLB",
         width: 5,
         key: SortKey::Fallbacks,
+        meaning: "fallbacks since its start: the slower way was taken, because a queue was full, memory was not pinned, or the kernel refused",
         cell: |row| count(row.totals.fallbacks as f64),
     },
-    Column { title: "WAIT/s", width: 6, key: SortKey::Waits, cell: |row| count(row.rates.waits) },
-    Column { title: "P50", width: 6, key: SortKey::Latency, cell: |row| time(row.p50_ns) },
+    Column {
+        title: "WAIT/s",
+        width: 6,
+        key: SortKey::Waits,
+        meaning: "how often a thread that waited went to sleep, in a second",
+        cell: |row| count(row.rates.waits),
+    },
+    Column {
+        title: "P50",
+        width: 6,
+        key: SortKey::Latency,
+        meaning: "the same time: half took less",
+        cell: |row| time(row.p50_ns),
+    },
 ];
 
 /// The columns that fit into a width, with a space between two.
@@ -77,6 +120,11 @@ pub(super) fn fitting(width: usize) -> Vec<&'static Column> {
         used <= width + 1
     };
     ALL.iter().take_while(fits).collect()
+}
+
+/// Title and meaning of every column.
+pub(super) fn meanings() -> impl Iterator<Item = (&'static str, &'static str)> {
+    ALL.iter().map(|column| (column.title, column.meaning))
 }
 
 /// The heading of a table with these columns.

@@ -28,6 +28,8 @@ struct Screen {
     /// The first line of the view of a process.
     scroll: usize,
     paused: bool,
+    /// Whether the list of columns is shown.
+    shows_columns: bool,
 }
 
 /// What a key asks for.
@@ -63,6 +65,7 @@ impl Screen {
             opened: args.pid,
             scroll: 0,
             paused: false,
+            shows_columns: false,
         };
         screen.sort();
         screen
@@ -119,6 +122,8 @@ impl Screen {
                 return Step::Quit;
             }
             KeyCode::Char('q') => return Step::Quit,
+            KeyCode::Char('?' | 'h') => self.shows_columns = !self.shows_columns,
+            KeyCode::Esc if self.shows_columns => self.shows_columns = false,
             KeyCode::Esc if self.opened.is_none() => return Step::Quit,
             KeyCode::Esc | KeyCode::Backspace | KeyCode::Left => self.opened = None,
             KeyCode::Enter | KeyCode::Right => (self.opened, self.scroll) = (self.selected, 0),
@@ -163,13 +168,15 @@ impl Screen {
                 .areas(frame.area());
         frame.render_widget(self.head(), head);
         let lines = match self.opened {
+            _ if self.shows_columns => column_lines(body.width.into()),
             Some(pid) => self.process_lines(pid, body.height.into(), body.width.into()),
             None => self.table_lines(body.height.into(), body.width.into()),
         };
         frame.render_widget(Paragraph::new(lines), body);
         let keys = match self.opened {
-            Some(_) => "q quit  Esc back  ↑↓ scroll  p pause",
-            None => "q quit  Enter open  ↑↓ select  s S sort  p pause",
+            _ if self.shows_columns => "q quit  Esc back",
+            Some(_) => "q quit  Esc back  ↑↓ scroll  p pause  ? columns",
+            None => "q quit  Enter open  ↑↓ select  s S sort  p pause  ? columns",
         };
         frame.render_widget(Line::from(keys).dim(), foot);
     }
@@ -241,6 +248,24 @@ impl Screen {
         self.scroll = self.scroll.min(lines.len().saturating_sub(height));
         lines.into_iter().skip(self.scroll).collect()
     }
+}
+
+/// What the columns mean, in lines of a width.
+fn column_lines(width: usize) -> Vec<Line<'static>> {
+    const INDENT: usize = 10;
+    let mut lines = Vec::new();
+    for (title, meaning) in columns::meanings() {
+        let mut line = format!("{title:<INDENT$}");
+        for word in meaning.split(' ') {
+            if line.chars().count() + word.chars().count() > width && line.len() > INDENT {
+                lines.push(Line::from(std::mem::replace(&mut line, " ".repeat(INDENT))));
+            }
+            line.push_str(word);
+            line.push(' ');
+        }
+        lines.push(Line::from(line));
+    }
+    lines
 }
 
 #[cfg(test)]

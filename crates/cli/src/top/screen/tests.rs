@@ -124,3 +124,23 @@ fn a_process_that_ends_while_it_is_open_is_said_to_be_gone() {
     screen.update(Sample { at: Instant::now(), unix_seconds: 0.0, processes: Vec::new() });
     assert!(drawn(&mut screen, 100, 5)[1].contains("has no counters"));
 }
+
+#[test]
+fn every_column_is_explained_in_the_width_of_the_terminal() {
+    let mut screen = screen(1000);
+    let table = drawn(&mut screen, 80, 30);
+    assert!(table.last().unwrap().contains("? columns"));
+    let ask = KeyEvent::new(KeyCode::Char('?'), KeyModifiers::NONE);
+    assert_eq!(screen.on_key(ask), Step::Stay);
+    for width in [40, 80, 120] {
+        let shown = drawn(&mut screen, width, 40).join("\n");
+        for (title, meaning) in columns::meanings() {
+            assert!(shown.contains(title), "{title}");
+            let last = meaning.rsplit(' ').next().unwrap();
+            assert!(shown.contains(last), "{width} columns cut `{meaning}`");
+        }
+    }
+    let back = KeyEvent::new(KeyCode::Esc, KeyModifiers::NONE);
+    assert_eq!(screen.on_key(back), Step::Stay);
+    assert_eq!(drawn(&mut screen, 80, 30), table);
+}
