@@ -60,8 +60,8 @@ impl Samples {
         self.find(series).is_some()
     }
 
-    /// Adds further rounds of the same candidates, such as those after a new start of their programs. A
-    /// candidate that did not run in all of them keeps the rounds that it has.
+    /// Adds further rounds of the same candidates, such as those after a new start of their programs.
+    /// Rounds of two series may not correspond any more: [`Samples::median_of_all`] is for these.
     pub(crate) fn append(&mut self, more: Self) {
         for line in more.series {
             match self.series.iter_mut().find(|known| known.series == line.series) {
@@ -122,6 +122,12 @@ impl Samples {
         best.map_or(f64::NAN, |best| self.ratio(series, &best.series))
     }
 
+    /// Median time of a series that ran in each of `rounds` rounds; NaN if it did not.
+    pub(crate) fn median_of_all(&self, series: &str, rounds: usize) -> f64 {
+        let values = self.values(series, |sample| sample.total_ns);
+        if values.len() == rounds { median(values) } else { f64::NAN }
+    }
+
     /// Median time of a series; NaN if it did not run.
     pub(crate) fn median_ns(&self, series: &str) -> f64 {
         median(self.values(series, |sample| sample.total_ns))
@@ -162,6 +168,12 @@ impl Samples {
     fn find(&self, series: &str) -> Option<&SampleSeries> {
         self.series.iter().find(|line| line.series == series)
     }
+}
+
+/// Returns the largest value; NaN if one is NaN, or if there is none.
+pub(crate) fn max_or_nan(values: impl IntoIterator<Item = f64>) -> f64 {
+    let larger = |one: f64, other: f64| if other.is_nan() || other > one { other } else { one };
+    values.into_iter().reduce(larger).unwrap_or(f64::NAN)
 }
 
 /// Median; NaN without values.

@@ -165,3 +165,29 @@ fn nothing_to_compare_is_no_failure() {
     let samples = fixed(3).interleave::<FnCandidate<'_>>(&mut []);
     assert!(samples.failures().is_empty() && samples.rows("f", 8, "ns", |_| 1.0).is_empty());
 }
+
+#[test]
+fn a_candidate_that_missed_a_start_has_no_median_of_all() {
+    let log = RefCell::default();
+    let run = |left| {
+        let mut both =
+            [FakeCandidate::new("steady", 2.0, &log), FakeCandidate::new("late", 3.0, &log)];
+        both[1].runs_left = left;
+        fixed(2).interleave(&mut both)
+    };
+    let mut all = run(usize::MAX);
+    all.append(run(usize::MAX));
+    assert_eq!(all.median_of_all("late", 4), 3.0);
+    all.append(run(0));
+    assert_eq!(all.median_of_all("steady", 6), 2.0);
+    assert!(all.median_of_all("late", 6).is_nan() && all.median_of_all("unknown", 6).is_nan());
+    assert_eq!(all.failures().len(), 1);
+}
+
+#[test]
+fn the_largest_of_values_is_none_if_one_is_none() {
+    assert_eq!(max_or_nan([1.0, 3.0, 2.0]), 3.0);
+    assert!(max_or_nan([1.0, f64::NAN, 2.0]).is_nan());
+    assert!(max_or_nan([f64::NAN, 2.0]).is_nan());
+    assert!(max_or_nan([]).is_nan());
+}

@@ -7,7 +7,7 @@ use std::process::Command;
 use super::session::{Sessions, Start, Timer};
 use crate::Effort;
 use crate::group::process_group::REPLY_TIMEOUT;
-use crate::harness::{Budget, Samples, set};
+use crate::harness::{Budget, Samples, max_or_nan, set};
 use crate::host::process;
 use crate::results::outcome::Outcome;
 
@@ -43,15 +43,17 @@ pub(super) fn measure(outcome: &mut Outcome, effort: Effort, folder: &Path) {
             samples.append(sessions.interleave(order, budget, &mut missing));
         }
     }
+    missing.sort();
+    missing.dedup();
     outcome.missing.extend(missing);
-    let mut worst = f64::NAN;
+    let mut ratios = Vec::new();
     for ((_, figure), samples) in ORDERS.iter().zip(&all) {
         outcome.rows.extend(samples.time_rows(figure, 0));
-        let median = |start: Start| samples.median_ns(start.series());
+        let median = |start: Start| samples.median_of_all(start.series(), starts * rounds);
         // The programs of one start are no pair.
-        worst = worst.max(median(Start::Copies) / median(Start::Plain));
+        ratios.push(median(Start::Copies) / median(Start::Plain));
     }
-    set(&mut outcome.summary, "tiny_overhead", worst);
+    set(&mut outcome.summary, "tiny_overhead", max_or_nan(ratios));
 }
 
 fn compile(folder: &Path) -> Result<PathBuf, String> {

@@ -100,7 +100,7 @@ const ALL: [Column; 11] = [
         title: "WAIT/s",
         width: 6,
         key: SortKey::Waits,
-        meaning: "how often a thread that waited went to sleep, in a second",
+        meaning: "waits for copies that were started, and sleeps of waits for messages, in a second",
         cell: |row| count(row.rates.waits),
     },
     Column {

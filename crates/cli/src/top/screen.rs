@@ -122,8 +122,9 @@ impl Screen {
                 return Step::Quit;
             }
             KeyCode::Char('q') => return Step::Quit,
-            KeyCode::Char('?' | 'h') => self.shows_columns = !self.shows_columns,
-            KeyCode::Esc if self.shows_columns => self.shows_columns = false,
+            // What the list hides stays as it is.
+            _ if self.shows_columns => self.shows_columns = false,
+            KeyCode::Char('?' | 'h') => self.shows_columns = true,
             KeyCode::Esc if self.opened.is_none() => return Step::Quit,
             KeyCode::Esc | KeyCode::Backspace | KeyCode::Left => self.opened = None,
             KeyCode::Enter | KeyCode::Right => (self.opened, self.scroll) = (self.selected, 0),
@@ -174,7 +175,7 @@ impl Screen {
         };
         frame.render_widget(Paragraph::new(lines), body);
         let keys = match self.opened {
-            _ if self.shows_columns => "q quit  Esc back",
+            _ if self.shows_columns => "q quit  any other key: back",
             Some(_) => "q quit  Esc back  ↑↓ scroll  p pause  ? columns",
             None => "q quit  Enter open  ↑↓ select  s S sort  p pause  ? columns",
         };

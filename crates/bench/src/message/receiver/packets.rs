@@ -215,7 +215,7 @@ struct Delivery<'a> {
 
 impl Delivery<'_> {
     /// Polls the notification variable for a moment, then waits for the transfer: a wait executes what
-    /// no channel has started, because another program uses its core, and reports a failure.
+    /// no channel has started, and reports a failure.
     fn wait(&self) -> anyhow::Result<()> {
         const POLLS: u32 = 64;
         for _ in 0..POLLS {
