@@ -195,6 +195,8 @@ fn map_all(rig: &MpiFixture, mpi: &Mpi) {
         expect_success(&what, &output);
         assert!(output_text(&output).contains("all messages were mapped"), "{what}");
     }
+    // A rank is killed.
+    let _files = SharedFiles::guard();
     let output = rig.run_with(mpi, 2, "mpi-mapped", &["static"], true);
     if output.status.success() {
         skip(Requirement::CrossMemory, "ranks cannot access the memory of each other");
