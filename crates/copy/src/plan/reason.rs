@@ -110,7 +110,7 @@ impl fmt::Display for CopyReason {
                 f,
                 "up to {limit_bytes} bytes, copying takes no longer than the {handover_ns:.0} ns \
                  of a hand-over; if copies turn out to be slower, because the data is in no cache, \
-                 channels get them"
+                 channels get them, several together where non-temporal stores pay"
             ),
             Self::ShortDeviceCopy { limit_bytes } => write!(
                 f,

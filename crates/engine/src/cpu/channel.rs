@@ -9,6 +9,7 @@ use memferry_sys::sync::spin_hint;
 use crate::contract::{
     ChannelOptions, Descriptor, DescriptorScope, ExecutionError, OpenError, Sequence,
 };
+use crate::runtime::group::{GROUP, Group};
 use crate::runtime::ring::ClaimedRun;
 use crate::runtime::threaded::{ChannelShared, ThreadedChannel};
 use crate::runtime::window::WindowKernel;
@@ -57,19 +58,54 @@ impl CpuWorker {
     }
 
     #[inline]
-    fn execute_run(&self, ClaimedRun { first, count }: ClaimedRun) {
+    fn execute_run(&self, mut run: ClaimedRun) {
+        // SAFETY: this thread has claimed the run, and takes each value once.
+        while let Some(group) = unsafe { self.shared.workers_group(run) } {
+            self.execute_group(&group);
+            run = run.without_first(GROUP);
+        }
+        if run.count > 0 {
+            self.execute_each(run);
+        }
+    }
+
+    /// Executes a group of small copies that this thread has claimed.
+    fn execute_group(&self, group: &Group<'_>) {
+        let shared = &self.shared;
+        let [(first, _), ..] = group.copies();
+        // SAFETY: this thread has claimed its copies, and takes each once, here.
+        let execute = || unsafe {
+            shared.timed(first..first + GROUP, || {
+                group.execute(|descriptor, sequence| shared.for_worker(descriptor, sequence));
+            });
+        };
+        if group.bytes() >= LONG_BYTES {
+            shared.run_long(execute);
+        } else {
+            execute();
+        }
+        for (sequence, bytes) in group.copies() {
+            shared.count_moved(bytes);
+            // SAFETY: this thread is the channel's worker, and the descriptor is finished and
+            // dropped.
+            unsafe { shared.finish(sequence, bytes) };
+        }
+    }
+
+    #[inline]
+    fn execute_each(&self, run: ClaimedRun) {
         let ring = &self.shared.ring;
         // SAFETY: this thread has claimed the sequences, and takes each once.
         let take = |sequence| unsafe { ring.take_claimed(sequence) };
-        let mut next = Some(take(first));
-        for sequence in first..first + count {
+        let mut next = Some(take(run.first));
+        for sequence in run.sequences() {
             let Some(descriptor) = next.take() else { break };
-            if sequence + 1 < first + count {
+            if sequence + 1 < run.sequences().end {
                 next = Some(take(sequence + 1));
             }
             // A descriptor that was queued together with others may have been cancelled since. One
             // that was taken at once cannot, and the check would cost a cache line.
-            let was_queued = count > 1 || ring.has_next(sequence);
+            let was_queued = run.count > 1 || ring.has_next(sequence);
             let bytes = descriptor.length();
             // A descriptor with a completion may take long too: its end runs wakers and drops
             // values.
@@ -103,7 +139,7 @@ impl CpuWorker {
         {
             self.fail(descriptor, sequence, ExecutionError::Cancelled { done_bytes: 0 });
         } else {
-            let moved = self.shared.timed(sequence, || descriptor.run_before(next));
+            let moved = self.shared.timed(sequence..sequence + 1, || descriptor.run_before(next));
             self.shared.count_moved(moved);
         }
     }

@@ -96,10 +96,11 @@ impl Engine for CpuEngine {
         if !self.has_threads {
             return Ok(Arc::new(inline_channel::InlineChannel::new()));
         }
-        let CpuProfile { streaming, shared_stream_bytes, .. } = *self.profile;
-        let kernel = Kernel::Stream(streaming);
+        let CpuProfile { streaming, shared_stream_bytes, stream_gb_per_s, .. } = *self.profile;
+        let kernel = Kernel::Stream(streaming).or_cached();
         let remote = if kernel.bypasses_caches() { Kernel::Cached } else { kernel };
-        let window = WindowKernel { kernel, bytes: shared_stream_bytes as u64, remote };
+        let (bytes, gb_per_s) = (shared_stream_bytes as u64, stream_gb_per_s);
+        let window = WindowKernel { kernel, bytes, remote, gb_per_s };
         Ok(Arc::new(channel::open(options, DEFAULT_CAPACITY, self.spin_ns, Some(window))?))
     }
 }

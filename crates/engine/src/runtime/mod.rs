@@ -2,6 +2,10 @@
 //! worker thread, execution on the processor, and stored profiles.
 
 pub(crate) mod execute;
+#[cfg(not(loom))]
+pub(crate) mod group;
+#[cfg(not(loom))]
+mod measured_kernel;
 #[doc(hidden)]
 pub mod park;
 #[cfg(not(loom))]

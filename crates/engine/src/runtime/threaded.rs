@@ -1,5 +1,6 @@
 //! A channel that consists of a ring and a worker thread: everything but the work itself.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -12,13 +13,15 @@ use memferry_sys::stats::{self, Block};
 use memferry_sys::sync::lock;
 use memferry_sys::{affinity, probes};
 
+use super::group::{GROUP, Group};
+use super::measured_kernel::MeasuredKernel;
 use super::park::{Parker, WaitQueue};
 use super::ring::{ClaimedRun, SubmissionRing};
 use super::window::WindowKernel;
 use crate::completion::{Completion, Waiters};
 use crate::contract::{
-    Channel, ChannelOptions, ChannelStatistics, Descriptor, ExecutionError, OpenError, Sequence,
-    SubmitError, Submitted,
+    Channel, ChannelOptions, ChannelStatistics, Descriptor, ExecutionError, Kernel, OpenError,
+    Sequence, SubmitError, Submitted,
 };
 use crate::runtime::{FailureLog, enter_engine_thread, is_engine_thread};
 
@@ -50,6 +53,10 @@ pub(crate) struct ChannelShared {
     shown: Block<ChannelCounters>,
     failures: Mutex<FailureLog>,
     window: Option<WindowKernel>,
+    /// The kernel of groups of small copies: of the worker thread, and of threads that help. Each has
+    /// other data in its caches.
+    worker_kernel: CachePadded<MeasuredKernel>,
+    helper_kernel: CachePadded<MeasuredKernel>,
     /// Other threads may execute descriptors: the worker thread claims those that it executes.
     has_helpers: bool,
 }
@@ -90,6 +97,7 @@ impl ThreadedChannel {
                  or a smaller capacity, or raise the limit of memory (ulimit -v)"
             ))
         })?;
+        let gb_per_s = window.map_or(0.0, |window| window.gb_per_s);
         let shared = Arc::new(ChannelShared {
             ring,
             idle: Parker::new(),
@@ -100,6 +108,8 @@ impl ThreadedChannel {
             shown: stats::kinds::open_channel(engine, options.label.as_deref()),
             failures: Mutex::default(),
             window,
+            worker_kernel: MeasuredKernel::new(gb_per_s).into(),
+            helper_kernel: MeasuredKernel::new(gb_per_s).into(),
             has_helpers,
         });
         let (worker_shared, closing) = (shared.clone(), shared.clone());
@@ -163,11 +173,11 @@ impl ChannelShared {
         self.shown.sizes[stats::class_of(bytes)].add(1);
     }
 
-    /// Runs a descriptor, and times it if its turn has come. Called by the worker thread alone.
+    /// Runs descriptors, and times them if the turn of one has come. Called by the worker thread alone.
     #[inline]
-    pub(crate) fn timed<R>(&self, sequence: Sequence, run: impl FnOnce() -> R) -> R {
+    pub(crate) fn timed<R>(&self, mut sequences: Range<Sequence>, run: impl FnOnce() -> R) -> R {
         // The first one too: a channel may have few.
-        if sequence % stats::TIMED_INTERVAL != 1 {
+        if sequences.all(|sequence| sequence % stats::TIMED_INTERVAL != 1) {
             return run();
         }
         let start = Instant::now();
@@ -290,15 +300,52 @@ impl ChannelShared {
         }
     }
 
+    /// The group of small copies at the front of a run of the worker thread.
+    ///
+    /// # Safety
+    /// As for [`Group::at_front`].
+    #[inline]
+    pub(crate) unsafe fn workers_group(&self, run: ClaimedRun) -> Option<Group<'_>> {
+        // SAFETY: the caller's guarantee.
+        unsafe { Group::at_front(&self.ring, run, self.window?.kernel, &self.worker_kernel) }
+    }
+
     /// Executes queued descriptors on the calling thread, if any thread may; returns how many.
     fn help(&self) -> u64 {
-        let Some(ClaimedRun { first, count }) = self.ring.claim_shared() else { return 0 };
+        let Some(mut run) = self.ring.claim_shared() else { return 0 };
+        let claimed = run.count;
+        let streaming = self.window.map_or(Kernel::Cached, |window| window.kernel);
+        // SAFETY: this thread has claimed the run, and takes each value once.
+        let group_at =
+            |run| unsafe { Group::at_front(&self.ring, run, streaming, &self.helper_kernel) };
+        while let Some(group) = group_at(run) {
+            // SAFETY: as above, and each is finished when the group is.
+            unsafe {
+                group.execute(|descriptor, sequence| self.in_window(descriptor, sequence));
+                for (sequence, bytes) in group.copies() {
+                    self.ring.finish_claimed(sequence, bytes);
+                }
+            }
+            run = run.without_first(GROUP);
+        }
+        self.help_with(run);
+        self.publish_lent();
+        // Otherwise the worker publishes it.
+        self.idle.unpark();
+        claimed
+    }
+
+    /// Executes the rest of a run that a thread that helps has claimed.
+    fn help_with(&self, run: ClaimedRun) {
+        if run.count == 0 {
+            return;
+        }
         // SAFETY: this thread has claimed the sequences, and takes each once.
         let take = |sequence| unsafe { self.ring.take_claimed(sequence) };
-        let mut next = Some(take(first));
-        for sequence in first..first + count {
+        let mut next = Some(take(run.first));
+        for sequence in run.sequences() {
             let Some(descriptor) = next.take() else { break };
-            if sequence + 1 < first + count {
+            if sequence + 1 < run.sequences().end {
                 next = Some(take(sequence + 1));
             }
             let bytes = descriptor.length();
@@ -306,10 +353,6 @@ impl ChannelShared {
             // SAFETY: this thread has claimed the sequence, and its descriptor is finished.
             unsafe { self.ring.finish_claimed(sequence, bytes) };
         }
-        self.publish_lent();
-        // Otherwise the worker publishes it.
-        self.idle.unpark();
-        count
     }
 
     /// Notifies the waiters for sequences up to `published`, the last published one, also those

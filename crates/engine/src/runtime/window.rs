@@ -14,6 +14,8 @@ pub(crate) struct WindowKernel {
     /// The kernel of copies for which the worker fetches the source from the core of the submitter, or
     /// from memory.
     pub(crate) remote: Kernel,
+    /// The speed of the first kernel from and to memory.
+    pub(crate) gb_per_s: f64,
 }
 
 impl WindowKernel {

@@ -25,7 +25,8 @@ pub struct CopyRange {
 
 impl CopyRange {
     /// The part from an offset on. The range is not accessed, so any offset is allowed.
-    fn skip(self, offset: usize) -> Self {
+    #[inline(always)]
+    pub(super) fn skip(self, offset: usize) -> Self {
         Self {
             source: self.source.wrapping_add(offset),
             target: self.target.wrapping_add(offset),

@@ -6,7 +6,11 @@
 //! instruction that moves one cache line. Each ends with a store fence: its writes are ordered
 //! before every later store of the calling thread.
 
+use super::ahead::CopyRange;
 use crate::cpu;
+
+/// The number of ranges that [`Streaming::copy_together`] copies.
+pub const TOGETHER: usize = 4;
 
 /// Variants of the copy loop for data that is larger than the caches.
 ///
@@ -105,6 +109,32 @@ impl Streaming {
         }
     }
 
+    /// Copies short ranges together, a line of each in turn: a page each is open at once, as inside of
+    /// one long range.
+    ///
+    /// # Safety
+    /// As for [`Streaming::copy`], for every range; no target may overlap another range.
+    pub unsafe fn copy_together(self, ranges: [CopyRange; TOGETHER]) {
+        // SAFETY: the caller guarantees the ranges and the support of the processor.
+        unsafe {
+            match self {
+                #[cfg(target_arch = "x86_64")]
+                Self::Movdir64b => x86::copy_together_movdir64b(ranges),
+                #[cfg(target_arch = "x86_64")]
+                Self::Avx512 => x86::copy_together_avx512(ranges),
+                #[cfg(target_arch = "x86_64")]
+                Self::Avx2 => x86::copy_together_avx2(ranges),
+                #[cfg(target_arch = "x86_64")]
+                Self::Sse2 => x86::copy_together_sse2(ranges),
+                _ => {
+                    for CopyRange { source, target, length } in ranges {
+                        self.copy(target, source, length);
+                    }
+                }
+            }
+        }
+    }
+
     /// Fills with non-temporal stores if the processor has them.
     ///
     /// # Safety
@@ -132,15 +162,18 @@ mod x86 {
         _mm256_loadu_si256, _mm256_stream_si256, _mm512_loadu_si512, _mm512_stream_si512,
     };
 
+    use super::{CopyRange, TOGETHER};
+
     const LINE: usize = 64;
     const PAGE: usize = 4096;
     const INTERLEAVED_PAGES: usize = 4;
     const BLOCK: usize = PAGE * INTERLEAVED_PAGES;
 
-    /// Expands to a copy function around a function that moves one line. Those differ in target
-    /// features, and a generic function over them would not be compiled with the features enabled.
+    /// Expands to a copy function, and one for ranges together, around a function that moves one line.
+    /// Those differ in target features, and a generic function over them would not be compiled with
+    /// the features enabled.
     macro_rules! streaming_copy {
-        ($(#[$feature:meta])? $name:ident, $move_line:ident) => {
+        ($(#[$feature:meta])? $name:ident, $together:ident, $move_line:ident) => {
             $(#[$feature])?
             pub(super) unsafe fn $name(mut target: *mut u8, mut source: *const u8, length: usize) {
                 // SAFETY: every access below stays inside the `length` bytes that the caller
@@ -173,6 +206,38 @@ mod x86 {
                         left -= LINE;
                     }
                     super::super::cached(target, source, left);
+                    _mm_sfence();
+                }
+            }
+
+            $(#[$feature])?
+            pub(super) unsafe fn $together(mut ranges: [CopyRange; TOGETHER]) {
+                // SAFETY: every access below stays inside a range that the caller guarantees.
+                // `$move_line` gets only 64-byte aligned targets, because each head is copied until
+                // the target is aligned and all steps are multiples of a line.
+                unsafe {
+                    for range in &mut ranges {
+                        let head = range.target.align_offset(LINE).min(range.length);
+                        super::super::cached(range.target, range.source, head);
+                        *range = range.skip(head);
+                    }
+                    let shortest = ranges.iter().map(|range| range.length).min().unwrap_or(0);
+                    let common = shortest - shortest % LINE;
+                    let mut offset = 0;
+                    while offset < common {
+                        for CopyRange { source, target, .. } in &ranges {
+                            $move_line(target.add(offset), source.add(offset));
+                        }
+                        offset += LINE;
+                    }
+                    for range in ranges {
+                        let mut rest = range.skip(common);
+                        while rest.length >= LINE {
+                            $move_line(rest.target, rest.source);
+                            rest = rest.skip(LINE);
+                        }
+                        super::super::cached(rest.target, rest.source, rest.length);
+                    }
                     _mm_sfence();
                 }
             }
@@ -230,18 +295,20 @@ mod x86 {
         }
     }
 
-    streaming_copy!(copy_movdir64b, line_movdir64b);
+    streaming_copy!(copy_movdir64b, copy_together_movdir64b, line_movdir64b);
     streaming_copy!(
         #[target_feature(enable = "avx512f")]
         copy_avx512,
+        copy_together_avx512,
         line_avx512
     );
     streaming_copy!(
         #[target_feature(enable = "avx2")]
         copy_avx2,
+        copy_together_avx2,
         line_avx2
     );
-    streaming_copy!(copy_sse2, line_sse2);
+    streaming_copy!(copy_sse2, copy_together_sse2, line_sse2);
 
     /// # Safety
     /// `target` must be valid for writes of `length` bytes.
@@ -292,6 +359,33 @@ mod tests {
                     assert!(target[..to].iter().all(|&byte| byte == 0xEE));
                     assert!(target[to + length..].iter().all(|&byte| byte == 0xEE));
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn ranges_that_are_copied_together_may_differ_in_length_and_alignment() {
+        let source: Vec<u8> = (0..80_000u32).map(|i| ((i * 37) >> 3) as u8).collect();
+        let sets = [[4096; 4], [0, 1, 63, 64], [65, 4097, 200, 8192], [1460, 1461, 127, 1460]];
+        for variant in Streaming::supported() {
+            for (lengths, shift) in sets.into_iter().flat_map(|set| [(set, 0), (set, 1), (set, 63)])
+            {
+                let mut target = vec![0xEE; 4 * 9000];
+                let starts = [0, 1, 2, 3].map(|at| at * 9000 + 64 + shift * at);
+                let ranges = [0, 1, 2, 3].map(|at| CopyRange {
+                    source: source[starts[at] + 7..].as_ptr(),
+                    target: target[starts[at]..].as_mut_ptr(),
+                    length: lengths[at],
+                });
+                // SAFETY: the ranges lie inside their vectors, and the starts are further apart than
+                // the lengths.
+                unsafe { variant.copy_together(ranges) };
+                for (start, length) in starts.into_iter().zip(lengths) {
+                    let expected = &source[start + 7..start + 7 + length];
+                    assert!(target[start..start + length] == *expected, "{variant:?} {lengths:?}");
+                    target[start..start + length].fill(0xEE);
+                }
+                assert!(target.iter().all(|&byte| byte == 0xEE), "{variant:?} {lengths:?}");
             }
         }
     }

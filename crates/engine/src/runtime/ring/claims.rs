@@ -4,6 +4,8 @@
 //! instruction for that. Before a step that may take long, or runs code of the user, the worker lends
 //! the right to publish to the threads that help: what they finish meanwhile does not wait for it.
 
+use std::ops::Range;
+
 use memferry_sys::sync::atomic::{Ordering, fence};
 use memferry_sys::sync::spin_hint;
 
@@ -24,6 +26,20 @@ pub struct ClaimedRun {
     pub first: Sequence,
     /// The number of values.
     pub count: u64,
+}
+
+impl ClaimedRun {
+    /// The sequences.
+    #[inline]
+    pub fn sequences(self) -> Range<Sequence> {
+        self.first..self.first + self.count
+    }
+
+    /// The run without its first `count` values.
+    #[inline]
+    pub fn without_first(self, count: u64) -> Self {
+        Self { first: self.first + count, count: self.count - count }
+    }
 }
 
 impl<T> SubmissionRing<T> {
@@ -94,6 +110,19 @@ impl<T> SubmissionRing<T> {
     pub unsafe fn take_claimed(&self, sequence: Sequence) -> T {
         // SAFETY: the claim saw the sequence, so the value is there, and it is the caller's.
         unsafe { self.read(sequence - 1) }
+    }
+
+    /// Looks at a claimed value that stays in the ring.
+    ///
+    /// # Safety
+    /// The calling thread must have claimed the sequence, and not have taken it.
+    #[inline]
+    pub unsafe fn look_at_claimed<R>(&self, sequence: Sequence, look: impl FnOnce(&T) -> R) -> R {
+        self.slot(sequence - 1).value.with(|cell| {
+            // SAFETY: the claim saw the sequence, so the value is there, and nobody writes to the
+            // slot until the caller has taken and finished it.
+            look(unsafe { (*cell).assume_init_ref() })
+        })
     }
 
     /// Whether `count` values are queued behind a sequence.
