@@ -1,5 +1,7 @@
 //! Clocks, in nanoseconds.
 
+use std::ops::Sub;
+use std::time::Duration;
 #[cfg(not(loom))]
 use std::{sync::OnceLock, time::Instant};
 
@@ -28,6 +30,34 @@ pub fn now_ns() -> u64 {
 pub fn coarse_ns() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+}
+
+/// A point in time by [`coarse_ns`], for the timeouts of code that polls. Durations are wrong by a step
+/// of some milliseconds in either direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CoarseInstant(u64);
+
+impl CoarseInstant {
+    /// The time now.
+    #[inline]
+    pub fn now() -> Self {
+        Self(coarse_ns())
+    }
+
+    /// The time since this point.
+    #[inline]
+    pub fn elapsed(self) -> Duration {
+        Self::now() - self
+    }
+}
+
+impl Sub for CoarseInstant {
+    type Output = Duration;
+
+    #[inline]
+    fn sub(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
 }
 
 /// CPU time that the calling thread has used, in nanoseconds.

@@ -228,9 +228,11 @@ fn notes() -> [String; 7] {
         "The time beside the device is that of a model which takes exactly 2 µs for a copy of 4 KiB: \
          what a copy and its wait take beyond that, with the hand-over between the driver's core and \
          that of the model's thread, which is also shown alone. Submits are those of a channel whose \
-         memory is pinned. System calls are counted on the thread that submits such a \
-         descriptor and waits for it. A ferry also asks the kernel, twice for each copy, whether memory \
-         of its pin cache is still mapped."
+         memory is pinned, 64 in a row; the one before them, which finds neither code nor data in \
+         the caches after a pause of milliseconds, has a row of its own. The model takes a doorbell \
+         as a device does: it is written, and nobody waits for it. System calls are counted on the \
+         thread that submits such a descriptor and waits for it. A ferry also asks the kernel, once \
+         for each copy, whether memory of its pin cache is still mapped."
             .into(),
         "The accelerator is tried in two ways: as a device that is bound to vfio-pci, whose memory \
          is pinned, and as a work queue of the kernel, which uses the addresses of the program, and \

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use memferry_sys::clock::CoarseInstant;
 use memferry_sys::user_wait::UserWait;
 
 use super::counters::DsaAtomicCounters;
@@ -89,9 +90,9 @@ pub(super) struct DsaQueue {
     vain_restarts: u32,
     /// The work queue had no space for a whole timeout: it is waited for only shortly until it has.
     is_crowded: bool,
-    last_progress: Instant,
-    last_check: Instant,
-    last_poll: Instant,
+    last_progress: CoarseInstant,
+    last_check: CoarseInstant,
+    last_poll: CoarseInstant,
     counters: Arc<DsaAtomicCounters>,
     is_broken: bool,
 }
@@ -152,9 +153,9 @@ impl DsaQueue {
             stalls: 0,
             vain_restarts: 0,
             is_crowded: false,
-            last_progress: Instant::now(),
-            last_check: Instant::now(),
-            last_poll: Instant::now(),
+            last_progress: CoarseInstant::now(),
+            last_check: CoarseInstant::now(),
+            last_poll: CoarseInstant::now(),
             counters,
             is_broken: false,
         };
@@ -206,7 +207,7 @@ impl DsaQueue {
     /// Writes a slot behind the last one.
     fn put(&mut self, slot: Slot) {
         if self.reported == self.head {
-            self.last_progress = Instant::now();
+            self.last_progress = CoarseInstant::now();
         }
         let index = self.index(self.head);
         self.slots[index] = slot;
@@ -305,7 +306,7 @@ impl DsaQueue {
             FaultResolution::Resolved => {
                 slot.resume(done_bytes);
                 self.counters.resumed_faults.fetch_add(1, Ordering::Relaxed);
-                self.last_progress = Instant::now();
+                self.last_progress = CoarseInstant::now();
                 self.resubmit(number);
                 None
             }
@@ -397,7 +398,7 @@ unsafe impl HardwareQueue for DsaQueue {
             return;
         }
         let before = self.progress();
-        let now = Instant::now();
+        let now = CoarseInstant::now();
         if now - std::mem::replace(&mut self.last_poll, now) > POLL_PAUSE {
             self.last_progress = now;
         }

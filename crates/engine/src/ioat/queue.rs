@@ -4,8 +4,9 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use memferry_sys::clock::CoarseInstant;
 use memferry_sys::device::DmaDevice;
 use memferry_sys::pages::page_bytes;
 
@@ -27,6 +28,10 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_STALLS: u32 = 2;
 /// The time without progress in memory after which the driver reads the registers.
 const REGISTER_READ_INTERVAL: Duration = Duration::from_millis(1);
+
+/// How far ahead of the descriptor that is written the line of a later one is requested: the device
+/// has it since it read the last descriptor there.
+const REQUESTED_AHEAD: u64 = 8;
 
 const BROKEN: &str = "the channel of the copy engine has failed";
 const STALLED: &str = "the copy engine stalled";
@@ -68,8 +73,8 @@ pub(super) struct IoatQueue {
     stalls: u32,
     /// The time of the first poll without progress since the last finished descriptor, or since the
     /// first one in an empty queue; and of the last register read.
-    idle_since: Option<Instant>,
-    last_register_read: Instant,
+    idle_since: Option<CoarseInstant>,
+    last_register_read: CoarseInstant,
     config: IoatQueueConfig,
     is_broken: bool,
     /// Dropped last: another queue may use the channel only after this one has stopped it.
@@ -117,7 +122,7 @@ impl IoatQueue {
             resets: 0,
             stalls: 0,
             idle_since: None,
-            last_register_read: Instant::now(),
+            last_register_read: CoarseInstant::now(),
             config,
             is_broken: false,
             slot,
@@ -221,6 +226,7 @@ impl IoatQueue {
     fn put(&mut self, descriptor: Hard) {
         let words = descriptor.with_write_back().command_words();
         self.memory.store64(self.offset(self.head), &words);
+        self.memory.request(self.offset(self.head + REQUESTED_AHEAD));
         self.head += 1;
     }
 
@@ -254,7 +260,7 @@ impl IoatQueue {
         {
             return status;
         }
-        let now = Instant::now();
+        let now = CoarseInstant::now();
         let idle = now - *self.idle_since.get_or_insert(now);
         if idle.min(now - self.last_register_read) < REGISTER_READ_INTERVAL {
             return status;

@@ -4,10 +4,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use memferry_memory::dma_mappings::DmaMappings;
 use memferry_memory::pinning::DmaSegment;
+use memferry_sys::clock::CoarseInstant;
 use memferry_sys::pages::page_bytes;
 
 use super::e1000e::{E1000e, RxStatus};
@@ -57,7 +58,7 @@ pub(super) struct NicQueue {
     next: u64,
     posted: VecDeque<PostedTransfer>,
     /// The time of the last arrival, or of the first frame in empty rings.
-    last_progress: Instant,
+    last_progress: CoarseInstant,
     /// After a loss, only one frame at a time is in the rings until one has arrived.
     single_frame_mode: bool,
     /// A frame is late, lost or corrupted, and the card is not recovered yet.
@@ -97,7 +98,7 @@ impl NicQueue {
             in_rings: 0,
             next: 1,
             posted: VecDeque::new(),
-            last_progress: Instant::now(),
+            last_progress: CoarseInstant::now(),
             single_frame_mode: false,
             needs_recovery: false,
             is_broken: false,
@@ -301,7 +302,7 @@ impl NicQueue {
         }
         if self.in_rings > before {
             if before == 0 {
-                self.last_progress = Instant::now();
+                self.last_progress = CoarseInstant::now();
             }
             self.card.ring_doorbell();
         }
@@ -326,7 +327,7 @@ impl NicQueue {
             self.counters.frames.fetch_add(1, Ordering::Relaxed);
             self.frames.pop_front();
             self.in_rings -= 1;
-            (self.last_progress, self.single_frame_mode) = (Instant::now(), false);
+            (self.last_progress, self.single_frame_mode) = (CoarseInstant::now(), false);
         }
         true
     }

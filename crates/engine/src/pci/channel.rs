@@ -7,7 +7,7 @@
 //! reads.
 
 mod effort;
-mod in_flight;
+mod finished;
 mod interrupt;
 mod queue;
 
@@ -20,7 +20,7 @@ use memferry_sys::sync::{Mutex, UnsafeCell, lock, spin_hint, thread};
 use memferry_sys::user_wait::UserWait;
 
 use self::effort::PollEffort;
-use self::in_flight::InFlightDescriptor;
+use self::finished::FinishedDescriptor;
 pub use self::interrupt::ChannelInterrupt;
 use self::queue::PciQueue;
 use super::gate::{DriverGate, GateState};
@@ -264,7 +264,7 @@ impl DeviceChannel {
     }
 
     /// Reports the end of a descriptor, and counts it.
-    fn finish(&self, entry: InFlightDescriptor) {
+    fn finish(&self, entry: FinishedDescriptor) {
         let (counters, bytes) = (&self.counters, entry.descriptor.length());
         match entry.finish() {
             Ok(()) => _ = add(&counters.copied_bytes, bytes),

@@ -149,6 +149,12 @@ impl CoherentMemory {
         }
     }
 
+    /// Requests the line at an offset for writing.
+    #[inline]
+    pub(crate) fn request(&self, offset: usize) {
+        memferry_sys::copy::prefetch_for_write(self.pages.as_ptr().wrapping_add(offset));
+    }
+
     /// Writes zero to a range.
     pub(crate) fn clear(&self, range: Range<usize>) {
         range.step_by(8).for_each(|offset| self.store64(offset, &[0]));

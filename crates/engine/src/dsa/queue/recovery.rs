@@ -1,7 +1,9 @@
 //! Queues that stop: how that is noticed, and how they are restarted or given up.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use memferry_sys::clock::CoarseInstant;
 
 use super::{BROKEN, DsaQueue};
 use crate::dsa::record::RecordOutcome;
@@ -32,7 +34,7 @@ impl DsaQueue {
         {
             return;
         }
-        self.last_check = Instant::now();
+        self.last_check = CoarseInstant::now();
         // Ends behind a descriptor that waits for space are progress.
         if self.reclaim() > 0 {
             self.last_progress = self.last_check;
@@ -91,7 +93,7 @@ impl DsaQueue {
         self.batches.clear();
         self.singles.clear();
         (self.first_batch, self.running_batches) = (0, 0);
-        (self.freed, self.last_progress) = (self.reported, Instant::now());
+        (self.freed, self.last_progress) = (self.reported, CoarseInstant::now());
     }
 
     /// The final status of a slot of a queue that has stopped.

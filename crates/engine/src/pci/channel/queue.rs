@@ -7,7 +7,7 @@ use memferry_sys::sync::atomic::AtomicU64;
 
 use super::add;
 use super::effort::PollEffort;
-use super::in_flight::{FinalStatus, InFlightDescriptor};
+use super::finished::{FinalStatus, FinishedDescriptor};
 use crate::completion::catch_user_panic;
 use crate::contract::{Descriptor, NotificationWrite};
 use crate::pci::hardware::{HardwareQueue, HwStatus, PostResult};
@@ -17,9 +17,7 @@ use crate::pci::hardware::{HardwareQueue, HwStatus, PostResult};
 pub(super) struct PciQueue {
     /// `None` after a panic in the driver.
     hardware: Option<Box<dyn HardwareQueue>>,
-    /// Accepted descriptors that are not finished, in order: first those that the hardware has or
-    /// had, then the pending ones.
-    entries: VecDeque<InFlightDescriptor>,
+    entries: Entries,
     /// The number of entries that the hardware has or has ended.
     posted: usize,
     /// The number of entries that have failed, which the processor finishes.
@@ -38,7 +36,7 @@ impl PciQueue {
     pub(super) fn new(hardware: Box<dyn HardwareQueue>) -> Self {
         Self {
             hardware: Some(hardware),
-            entries: VecDeque::new(),
+            entries: Entries::default(),
             posted: 0,
             failed: 0,
             quiet_bytes: 0,
@@ -61,26 +59,26 @@ impl PciQueue {
 
     /// Adds accepted descriptors behind all others; [`PciQueue::post`] posts them.
     pub(super) fn extend(&mut self, descriptors: impl Iterator<Item = Descriptor>) {
-        let wrap = |descriptor| InFlightDescriptor { descriptor, end: None };
-        self.entries.extend(descriptors.map(wrap));
+        self.entries.extend(descriptors.map(Some));
     }
 
     /// Adds the first `count` accepted descriptors of a batch, and returns their bytes.
     #[inline]
-    pub(super) fn take_from(&mut self, batch: &mut [Option<Descriptor>], mut count: u64) -> u64 {
-        self.entries.reserve(count as usize);
-        let mut bytes = 0;
-        for slot in batch {
-            if count == 0 {
-                break;
+    pub(super) fn take_from(&mut self, batch: &mut [Option<Descriptor>], count: u64) -> u64 {
+        let count = count as usize;
+        match batch.get_mut(..count) {
+            Some(front) if front.iter().all(Option::is_some) => {
+                let bytes = front.iter().flatten().map(Descriptor::length).sum();
+                self.entries.extend(front.iter_mut().map(Option::take));
+                bytes
             }
-            if let Some(descriptor) = slot.take() {
-                bytes += descriptor.length();
-                self.entries.push_back(InFlightDescriptor { descriptor, end: None });
-                count -= 1;
+            _ => {
+                let mut bytes = 0;
+                let descriptors = batch.iter_mut().filter_map(Option::take).take(count);
+                self.extend(descriptors.inspect(|descriptor| bytes += descriptor.length()));
+                bytes
             }
         }
-        bytes
     }
 
     /// Reads completions from the hardware; `false` if its driver panicked.
@@ -98,14 +96,15 @@ impl PciQueue {
         };
         let is_well = catch_unwind(AssertUnwindSafe(poll)).is_ok();
         // What a driver has reported before it panicked has ended: its owner may use the memory again.
-        let mut in_flight = self.entries.iter_mut().take(self.posted).filter(|e| e.end.is_none());
-        for end in self.ended.drain(..) {
-            let Some(entry) = in_flight.next() else {
+        let ends = self.entries.ends.iter_mut().take(self.posted);
+        let mut in_flight = ends.filter(|end| end.is_none());
+        for status in self.ended.drain(..) {
+            let Some(end) = in_flight.next() else {
                 assert!(!is_well, "no more completions than were posted");
                 break;
             };
-            entry.end = Some(FinalStatus::Hardware(end));
-            self.failed += usize::from(entry.has_failed());
+            let status = end.insert(FinalStatus::Hardware(status));
+            self.failed += usize::from(status.has_failed());
         }
         if !is_well {
             self.fail_hardware();
@@ -133,9 +132,9 @@ impl PciQueue {
                 match post_one(&mut **hardware, entries, *posted) {
                     PostOutcome::Accepted => {
                         has_accepted = true;
-                        *quiet_bytes =
-                            quiet_bytes.saturating_add(entries[*posted].descriptor.length());
-                        if *quiet_bytes >= interrupt_bytes && is_end_of_transfer(entries, *posted) {
+                        let bytes = entries.descriptor(*posted).length();
+                        *quiet_bytes = quiet_bytes.saturating_add(bytes);
+                        if *quiet_bytes >= interrupt_bytes && entries.is_end_of_transfer(*posted) {
                             hardware.request_interrupt();
                             *quiet_bytes = 0;
                         }
@@ -148,9 +147,8 @@ impl PciQueue {
                         break;
                     }
                     PostOutcome::Ended(end) => {
-                        let entry = &mut entries[*posted];
-                        entry.end = Some(end);
-                        *failed += usize::from(entry.has_failed());
+                        entries.ends[*posted] = Some(end);
+                        *failed += usize::from(end.has_failed());
                     }
                 }
                 *posted += 1;
@@ -204,8 +202,8 @@ impl PciQueue {
 
     /// Fails all entries that have not ended.
     fn fail_entries(&mut self) {
-        for entry in self.entries.iter_mut().filter(|entry| entry.end.is_none()) {
-            entry.end = Some(PANICKED);
+        for end in self.entries.ends.iter_mut().filter(|end| end.is_none()) {
+            *end = Some(PANICKED);
             self.failed += 1;
         }
         self.posted = self.entries.len();
@@ -217,21 +215,76 @@ impl PciQueue {
         &mut self,
         taken: &AtomicU64,
         max_executed: &mut u32,
-    ) -> Option<InFlightDescriptor> {
-        let oldest =
-            self.entries.front().filter(|oldest| self.posted > 0 && oldest.end.is_some())?;
-        if matches!(oldest.end, Some(FinalStatus::Hardware(HwStatus::Failed(_)))) {
+    ) -> Option<FinishedDescriptor> {
+        let end = (*self.entries.ends.front()?).filter(|_| self.posted > 0)?;
+        if matches!(end, FinalStatus::Hardware(HwStatus::Failed(_))) {
             *max_executed = max_executed.checked_sub(1)?;
         }
-        let entry = self.entries.pop_front()?;
+        let descriptor = self.entries.pop_front()?;
         self.posted -= 1;
-        self.failed -= usize::from(entry.has_failed());
-        if self.entries.is_empty() {
-            // From its start again: that memory is in the caches.
-            self.entries.clear();
-        }
+        self.failed -= usize::from(end.has_failed());
         add(taken, 1);
-        Some(entry)
+        Some(FinishedDescriptor { descriptor, end })
+    }
+}
+
+/// Accepted descriptors that are not finished, in order: first those that the hardware has or had,
+/// then the pending ones.
+#[derive(Debug, Default)]
+struct Entries {
+    /// All are there. An `Option` is moved here from a batch as a whole; a descriptor taken out of it
+    /// would be put together from parts, and who loads these together waits for all stores before.
+    descriptors: VecDeque<Option<Descriptor>>,
+    /// The final status of each, once it is known.
+    ends: VecDeque<Option<FinalStatus>>,
+}
+
+impl Entries {
+    fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    #[inline]
+    fn extend(&mut self, descriptors: impl Iterator<Item = Option<Descriptor>>) {
+        self.descriptors.extend(descriptors);
+        self.ends.resize(self.descriptors.len(), None);
+    }
+
+    fn pop_front(&mut self) -> Option<Descriptor> {
+        self.ends.pop_front();
+        let descriptor = self.descriptors.pop_front()?;
+        if self.is_empty() {
+            // From its start again: that memory is in the caches.
+            self.descriptors.clear();
+            self.ends.clear();
+        }
+        descriptor
+    }
+
+    #[inline]
+    fn descriptor(&self, index: usize) -> &Descriptor {
+        self.descriptors[index].as_ref().expect("it is not finished")
+    }
+
+    /// Whether the entry behind this one, if there is any, belongs to another transfer.
+    fn is_end_of_transfer(&self, index: usize) -> bool {
+        let descriptor = self.descriptor(index);
+        let follows = |next: &Descriptor| next.is_of_same_transfer(descriptor);
+        !self.descriptors.get(index + 1).and_then(Option::as_ref).is_some_and(follows)
+    }
+
+    /// The notification write after an entry, if this channel may perform it.
+    #[inline]
+    fn notification_write_of(&self, index: usize) -> Option<NotificationWrite<'_>> {
+        let last = self.descriptor(index);
+        last.notification_write(|| {
+            let before = self.descriptors.iter().take(index).flatten();
+            before.filter(|other| other.is_of_same_transfer(last)).map(Descriptor::length).sum()
+        })
     }
 }
 
@@ -244,40 +297,17 @@ enum PostOutcome {
 
 /// Posts one entry.
 #[inline]
-fn post_one(
-    hardware: &mut dyn HardwareQueue,
-    entries: &VecDeque<InFlightDescriptor>,
-    index: usize,
-) -> PostOutcome {
-    let descriptor = &entries[index].descriptor;
+fn post_one(hardware: &mut dyn HardwareQueue, entries: &Entries, index: usize) -> PostOutcome {
+    let descriptor = entries.descriptor(index);
     if descriptor.is_cancelled() {
         return PostOutcome::Ended(FinalStatus::Cancelled);
     }
     if descriptor.length() == 0 {
         return PostOutcome::Ended(FinalStatus::Hardware(HwStatus::Ok));
     }
-    match hardware.post(descriptor, notification_write_of(entries, index)) {
+    match hardware.post(descriptor, entries.notification_write_of(index)) {
         PostResult::Accepted => PostOutcome::Accepted,
         PostResult::Full => PostOutcome::Full,
         PostResult::Completed(end) => PostOutcome::Ended(FinalStatus::Hardware(end)),
     }
-}
-
-/// Whether the entry behind this one, if there is any, belongs to another transfer.
-fn is_end_of_transfer(entries: &VecDeque<InFlightDescriptor>, index: usize) -> bool {
-    let descriptor = &entries[index].descriptor;
-    let follows = |next: &InFlightDescriptor| next.descriptor.is_of_same_transfer(descriptor);
-    !entries.get(index + 1).is_some_and(follows)
-}
-
-/// The notification write after an entry, if this channel may perform it.
-fn notification_write_of(
-    entries: &VecDeque<InFlightDescriptor>,
-    index: usize,
-) -> Option<NotificationWrite<'_>> {
-    let last = &entries[index].descriptor;
-    last.notification_write(|| {
-        let before = entries.iter().take(index).map(|entry| &entry.descriptor);
-        before.filter(|other| other.is_of_same_transfer(last)).map(Descriptor::length).sum()
-    })
 }

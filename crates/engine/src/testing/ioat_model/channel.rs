@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crossbeam_utils::CachePadded;
 use memferry_sys::sync::lock;
 
 use super::IoatModelCounters;
@@ -29,9 +30,52 @@ pub(super) struct IoatModelChannel {
     /// Notified when the thread has stopped working.
     stopped: Condvar,
     /// The number of changes that the thread must look at.
-    changes: AtomicU64,
+    changes: CachePadded<AtomicU64>,
+    /// The doorbell that was rung last, if the thread polls.
+    posted: CachePadded<PostedDoorbell>,
     /// Whether the thread polls for changes and through delays, and nobody calls the system for it.
-    is_polling: bool,
+    /// In a line of its own: the thread reads it while it polls, and others write to the rest.
+    is_polling: CachePadded<bool>,
+}
+
+/// A doorbell that a driver has left for a thread that polls, as it leaves a write for a device: it
+/// waits for nothing. Whoever locks the registers next applies it. One thread at a time rings.
+#[derive(Debug)]
+struct PostedDoorbell {
+    /// The number of doorbells since the start, above the 16 bits of the count.
+    word: AtomicU64,
+    /// The time of the last one, in nanoseconds since `epoch`.
+    rung_ns: AtomicU64,
+    epoch: Instant,
+}
+
+impl PostedDoorbell {
+    fn new() -> Self {
+        Self { word: AtomicU64::new(0), rung_ns: AtomicU64::new(0), epoch: Instant::now() }
+    }
+
+    fn ring(&self, count: u16) {
+        let number = (self.word.load(Ordering::Relaxed) >> 16) + 1;
+        self.rung_ns.store(self.epoch.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        self.word.store(number << 16 | u64::from(count), Ordering::Release);
+    }
+
+    /// Applies it to the registers, if that was not done.
+    fn apply(&self, registers: &mut ChannelRegisters) {
+        let word = self.word.load(Ordering::Acquire);
+        if word == registers.posted {
+            return;
+        }
+        let new = (word >> 16) - (registers.posted >> 16);
+        registers.posted = word;
+        // The last one counts itself.
+        registers.counters.doorbells += new - 1;
+        let rung_ns = Duration::from_nanos(self.rung_ns.load(Ordering::Relaxed));
+        registers.rung_at = Some(self.epoch + rung_ns);
+        if let Err(why) = registers.write(DMACOUNT, word & 0xFFFF, || false) {
+            registers.late_violations.push(why);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -62,8 +106,11 @@ pub(super) struct ChannelRegisters {
     /// Counts events that cancel the thread's work: the result of a step of an earlier epoch is
     /// dropped.
     epoch: u64,
-    /// The time of the last doorbell, while the thread polls.
+    /// The posted doorbell that was applied last, and its time.
+    posted: u64,
     rung_at: Option<Instant>,
+    /// What was wrong with posted doorbells.
+    late_violations: Vec<&'static str>,
     pub(super) counters: IoatModelCounters,
 }
 
@@ -96,15 +143,28 @@ impl IoatModelChannel {
             registers: Mutex::new(ChannelRegisters::new()),
             doorbell: Condvar::new(),
             stopped: Condvar::new(),
-            changes: AtomicU64::new(0),
-            is_polling,
+            changes: CachePadded::default(),
+            posted: PostedDoorbell::new().into(),
+            is_polling: is_polling.into(),
         }
+    }
+
+    /// Locks the registers, after the last doorbell has reached them.
+    fn lock(&self) -> MutexGuard<'_, ChannelRegisters> {
+        let mut registers = lock(&self.registers);
+        self.posted.apply(&mut registers);
+        registers
+    }
+
+    /// What was wrong with doorbells, which are posted, since the last call.
+    pub(super) fn take_late_violations(&self) -> Vec<&'static str> {
+        std::mem::take(&mut self.lock().late_violations)
     }
 
     /// Tells the thread of a change.
     fn notify(&self) {
         self.changes.fetch_add(1, Ordering::Release);
-        if !self.is_polling {
+        if !*self.is_polling {
             self.doorbell.notify_all();
         }
     }
@@ -117,12 +177,17 @@ impl IoatModelChannel {
     ) -> MutexGuard<'a, ChannelRegisters> {
         const POLLS: u32 = 1 << 20;
         const SLEEP: Duration = Duration::from_micros(100);
-        if !self.is_polling {
+        if !*self.is_polling {
             return self.doorbell.wait(registers).unwrap_or_else(PoisonError::into_inner);
         }
+        let posted = registers.posted;
         drop(registers);
+        let is_same = || {
+            self.changes.load(Ordering::Acquire) == seen
+                && self.posted.word.load(Ordering::Acquire) == posted
+        };
         let mut polls = 0;
-        while self.changes.load(Ordering::Acquire) == seen {
+        while is_same() {
             polls += 1;
             if polls < POLLS {
                 std::hint::spin_loop();
@@ -130,19 +195,19 @@ impl IoatModelChannel {
                 std::thread::sleep(SLEEP);
             }
         }
-        lock(&self.registers)
+        self.lock()
     }
 
     pub(super) fn with_registers(&self, change: impl FnOnce(&mut ChannelRegisters)) {
-        change(&mut lock(&self.registers));
+        change(&mut self.lock());
     }
 
     pub(super) fn counters(&self) -> IoatModelCounters {
-        lock(&self.registers).counters
+        self.lock().counters
     }
 
     pub(super) fn read(&self, register: usize) -> u64 {
-        lock(&self.registers).read(register)
+        self.lock().read(register)
     }
 
     /// Writes a register, or returns the violation. `refuses_reset` is called if the write is a
@@ -153,10 +218,11 @@ impl IoatModelChannel {
         value: u64,
         refuses_reset: impl FnOnce() -> bool,
     ) -> Result<(), &'static str> {
-        let mut registers = lock(&self.registers);
-        if self.is_polling && register == DMACOUNT {
-            registers.rung_at = Some(Instant::now());
+        if *self.is_polling && register == DMACOUNT {
+            self.posted.ring(value as u16);
+            return Ok(());
         }
+        let mut registers = self.lock();
         let result = registers.write(register, value, refuses_reset);
         drop(registers);
         self.notify();
@@ -166,7 +232,7 @@ impl IoatModelChannel {
     /// Cancels the work of the channel, waits until it accesses no memory, and then changes its
     /// registers.
     pub(super) fn stop(&self, then: impl FnOnce(&mut ChannelRegisters)) {
-        let mut registers = lock(&self.registers);
+        let mut registers = self.lock();
         registers.epoch += 1;
         registers.pending_stops += 1;
         self.notify();
@@ -181,7 +247,7 @@ impl IoatModelChannel {
 
     /// Ends the thread.
     pub(super) fn close(&self) {
-        let mut registers = lock(&self.registers);
+        let mut registers = self.lock();
         registers.is_closed = true;
         registers.epoch += 1;
         self.notify();
@@ -189,7 +255,7 @@ impl IoatModelChannel {
 
     /// Waits for the next step; `None` when the channel is closed.
     pub(super) fn next_step(&self) -> Option<ModelStep> {
-        let mut registers = lock(&self.registers);
+        let mut registers = self.lock();
         while !registers.is_closed {
             // Read with the lock: a change after this look has a higher number.
             let seen = self.changes.load(Ordering::Acquire);
@@ -205,7 +271,7 @@ impl IoatModelChannel {
 
     /// Ends a step. Returns the registers, unless the step was cancelled.
     pub(super) fn end_step(&self, step: ModelStep) -> Option<MutexGuard<'_, ChannelRegisters>> {
-        let mut registers = lock(&self.registers);
+        let mut registers = self.lock();
         registers.is_busy = false;
         if registers.pending_stops > 0 {
             self.stopped.notify_all();
@@ -217,10 +283,10 @@ impl IoatModelChannel {
     /// descriptor and find its memory; returns whether it is still wanted.
     pub(super) fn pause(&self, step: ModelStep, delay: Duration) -> bool {
         let until = step.begun + delay;
-        while self.is_polling && Instant::now() < until {
+        while *self.is_polling && Instant::now() < until {
             std::hint::spin_loop();
         }
-        let mut registers = lock(&self.registers);
+        let mut registers = self.lock();
         while registers.epoch == step.epoch {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -255,7 +321,9 @@ impl ChannelRegisters {
             is_closed: false,
             pending_stops: 0,
             epoch: 0,
+            posted: 0,
             rung_at: None,
+            late_violations: Vec::new(),
             counters: IoatModelCounters::default(),
         }
     }
@@ -267,8 +335,18 @@ impl ChannelRegisters {
 
     /// Sets the power-on state.
     pub(super) fn power_on(&mut self) {
-        let Self { is_busy, is_closed, pending_stops, epoch, counters, .. } = *self;
-        *self = Self { is_busy, is_closed, pending_stops, epoch, counters, ..Self::new() };
+        let Self { is_busy, is_closed, pending_stops, epoch, counters, posted, .. } = *self;
+        let late_violations = std::mem::take(&mut self.late_violations);
+        *self = Self {
+            is_busy,
+            is_closed,
+            pending_stops,
+            epoch,
+            counters,
+            posted,
+            late_violations,
+            ..Self::new()
+        };
     }
 
     /// Starts a reset that does not end.

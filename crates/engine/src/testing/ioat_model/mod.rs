@@ -259,6 +259,12 @@ impl IoatModel {
 
     /// The protocol violations of the driver; empty for a correct driver.
     pub fn protocol_violations(&self) -> Vec<String> {
+        for (number, channel) in self.shared.channels.iter().enumerate() {
+            for why in channel.take_late_violations() {
+                let text = format!("the doorbell of channel {number} was written: {why}");
+                self.shared.record_violation(text);
+            }
+        }
         lock(&self.shared.violations).clone()
     }
 
