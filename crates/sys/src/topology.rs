@@ -46,8 +46,9 @@ impl Topology {
         TOPOLOGY.get_or_init(|| Self::read(Path::new("/sys/devices/system")))
     }
 
-    /// Reads the topology from the folders of the kernel. What is missing there is unknown.
-    fn read(system: &Path) -> Self {
+    /// Reads the topology from the folders of the kernel below `system`, usually
+    /// `/sys/devices/system`. What is missing there is unknown.
+    pub fn read(system: &Path) -> Self {
         let mut cores = Vec::new();
         while let Some(groups) = CoreGroups::read(&system.join(format!("cpu/cpu{}", cores.len()))) {
             cores.push(groups);
@@ -62,6 +63,13 @@ impl Topology {
             nodes += 1;
         }
         Self { cores, nodes }
+    }
+
+    /// Whether any two cores are as far from each other as any other two.
+    pub fn is_uniform(&self) -> bool {
+        let others = || (1..self.cores.len()).map(|core| self.distance(0, core));
+        // Groups are of equal size on every known machine, so the distances from one core tell.
+        others().all(|distance| Some(distance) == others().next())
     }
 
     /// The number of nodes of memory; 0 if unknown.
@@ -207,6 +215,26 @@ mod tests {
         let mut from_two = [3, 4, 6, 2, 0];
         from_two.sort_by_key(|&core| topology.distance(2, core));
         assert_eq!(from_two, [3, 4, 0, 6, 2]);
+        assert!(!topology.is_uniform());
+    }
+
+    #[test]
+    fn a_machine_of_one_kind_of_neighbours_is_uniform() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |path: String, text: &str| {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        for core in 0..4 {
+            write(format!("cpu/cpu{core}/topology/thread_siblings_list"), &format!("{core}\n"));
+            write(format!("cpu/cpu{core}/cache/index0/level"), "3\n");
+            write(format!("cpu/cpu{core}/cache/index0/shared_cpu_list"), "0-3\n");
+            assert!(Topology::read(folder.path()).is_uniform());
+        }
+        write("cpu/cpu0/topology/thread_siblings_list".into(), "0,2\n");
+        write("cpu/cpu2/topology/thread_siblings_list".into(), "0,2\n");
+        assert!(!Topology::read(folder.path()).is_uniform());
     }
 
     #[test]

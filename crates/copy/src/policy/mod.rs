@@ -6,6 +6,7 @@
 
 mod adaptive;
 mod dedicated;
+mod nearness;
 mod round_robin;
 mod sticky;
 
@@ -17,6 +18,7 @@ use memferry_engine::cpu::CpuProfile;
 use crate::plan;
 use adaptive::Adaptive;
 use dedicated::Dedicated;
+pub(crate) use nearness::Nearness;
 use round_robin::RoundRobin;
 use sticky::Sticky;
 
@@ -52,7 +54,8 @@ pub enum PolicyKind {
     Dedicated,
     /// The channel with the fewest outstanding bytes.
     Adaptive,
-    /// The channel used last, until its backlog is too large; then the least loaded one.
+    /// The channel used last, until its backlog is too large; then the least loaded one, of several
+    /// the nearest to the calling thread.
     #[default]
     Sticky,
 }

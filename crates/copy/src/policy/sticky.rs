@@ -4,12 +4,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use memferry_engine::Channel;
+use memferry_sys::topology::Topology;
 
-use super::Choice;
+use super::{Choice, Nearness};
+
+/// Of more channels than these, a part is looked at.
+const MAX_LOOKS: usize = 16;
 
 /// Stays with one channel, which therefore stays awake, until its backlog is too large. Then it looks at
 /// all of them: the least loaded one that is awake is next, or one that sleeps if all others have too
-/// much. Once the channels are idle again it starts over with the first: the same few stay awake.
+/// much. Once the channels are idle again it starts over with the first: the same few stay awake. Where
+/// cores are at different distances, the one nearest to the calling thread is the first, and it is
+/// preferred to others with the same load.
 ///
 /// The backlog of a channel is in a cache line that its thread writes. So the policy adds up what was
 /// submitted, and fetches the lines only when that could be too much.
@@ -26,13 +32,18 @@ pub(crate) struct Sticky {
     in_flight: AtomicU64,
     /// The maximum backlog in bytes of the current channel.
     max_backlog_bytes: u64,
+    topology: &'static Topology,
+    /// All cores are equally near: no channel is asked for its core.
+    is_uniform: bool,
 }
 
 impl Sticky {
     /// `max_backlog_bytes` is what a core copies in the time of waking another one.
     pub(super) fn new(max_backlog_bytes: u64) -> Self {
         let (current, bound, window, in_flight) = Default::default();
-        Self { current, bound, window, in_flight, max_backlog_bytes }
+        let topology = Topology::of_machine();
+        let is_uniform = topology.is_uniform();
+        Self { current, bound, window, in_flight, max_backlog_bytes, topology, is_uniform }
     }
 
     /// About how many bytes are in flight, if a channel had too much of them.
@@ -59,22 +70,39 @@ impl Sticky {
     /// `bound` is what was submitted since the last look, and `bytes` the last of it.
     #[inline(never)]
     fn look(&self, channels: &[Arc<dyn Channel>], current: usize, bytes: u64, bound: u64) -> usize {
+        let near = (!self.is_uniform).then(|| Nearness::of_caller(self.topology));
+        self.look_from(near, channels, current, bytes, bound)
+    }
+
+    fn look_from(
+        &self,
+        near: Option<Nearness<'_>>,
+        channels: &[Arc<dyn Channel>],
+        current: usize,
+        bytes: u64,
+        bound: u64,
+    ) -> usize {
+        let first = || match near {
+            Some(near) => near.nearest(channels.iter().take(MAX_LOOKS).map(|channel| &**channel)),
+            None => 0,
+        };
         let backlog = |index: usize| channels[index].outstanding_bytes();
         let is_full = |bytes: u64| bytes > self.max_backlog_bytes;
         let now = backlog(current);
         let (mut window, mut in_flight) = (0, 0);
         let (index, known) = if is_full(now) {
-            let (index, outstanding) = self.least_loaded(channels, current);
+            let (index, outstanding) = self.least_loaded(near, channels, current);
             window = self.window.load(Ordering::Relaxed).saturating_add(bound);
             // A large copy that channels share is outstanding in each of them.
             in_flight = outstanding.min(window);
             // The next look is when this one may have got as much as it may have: else each transfer of
             // a long window would look at all channels.
             (index, 0)
-        } else if now == 0 && current > 0 && !is_full(backlog(0)) {
-            (0, 0)
         } else {
-            (current, now)
+            match first() {
+                first if now == 0 && current != first && !is_full(backlog(first)) => (first, 0),
+                _ => (current, now),
+            }
         };
         self.window.store(window, Ordering::Relaxed);
         self.in_flight.store(in_flight, Ordering::Relaxed);
@@ -86,10 +114,14 @@ impl Sticky {
     /// The least loaded channel that is awake, unless it has too much: then the first that sleeps, if
     /// there is any. And what is outstanding in all of them. Of very many channels it looks at some, those
     /// behind the current one.
-    fn least_loaded(&self, channels: &[Arc<dyn Channel>], current: usize) -> (usize, u64) {
-        const MAX_LOOKS: usize = 16;
+    fn least_loaded(
+        &self,
+        near: Option<Nearness<'_>>,
+        channels: &[Arc<dyn Channel>],
+        current: usize,
+    ) -> (usize, u64) {
         let start = if channels.len() > MAX_LOOKS { current + 1 } else { 0 };
-        let (mut least, mut chosen, mut outstanding) = (u64::MAX, 0, 0_u64);
+        let (mut least, mut chosen, mut outstanding) = ((u64::MAX, None), 0, 0_u64);
         for turn in 0..channels.len().min(MAX_LOOKS) {
             let index = (start + turn) % channels.len();
             let backlog = channels[index].outstanding_bytes();
@@ -97,7 +129,8 @@ impl Sticky {
             let sleeps = backlog == 0 && channels[index].is_asleep();
             // A sleeping channel is as good as one with the largest backlog that is not too large.
             let load = if sleeps { self.max_backlog_bytes } else { backlog };
-            if load < least {
+            let load = (load, near.map(|near| near.distance(&*channels[index])));
+            if load < least || turn == 0 {
                 (least, chosen) = (load, index);
             }
         }
@@ -116,6 +149,7 @@ mod tests {
     struct LoadedChannel {
         backlog: AtomicU64,
         sleeps: bool,
+        core: Option<usize>,
     }
 
     // SAFETY: it accepts no descriptor.
@@ -134,6 +168,10 @@ mod tests {
 
         fn is_asleep(&self) -> bool {
             self.sleeps && self.outstanding_bytes() == 0
+        }
+
+        fn core(&self) -> Option<usize> {
+            self.core
         }
 
         fn close(&self) {}
@@ -199,6 +237,44 @@ mod tests {
             fixture.set_backlog(index, backlog);
         }
         assert_eq!(fixture.choose(1, 1000), [2]);
+    }
+
+    /// Two nodes of two cores with a thread each.
+    fn two_nodes() -> &'static Topology {
+        let folder = tempfile::tempdir().unwrap();
+        for core in 0..4 {
+            let path = folder.path().join(format!("cpu/cpu{core}/topology"));
+            std::fs::create_dir_all(&path).unwrap();
+            std::fs::write(path.join("thread_siblings_list"), format!("{core}\n")).unwrap();
+        }
+        for (node, cores) in [(0, "0-1\n"), (1, "2-3\n")] {
+            let path = folder.path().join(format!("node/node{node}"));
+            std::fs::create_dir_all(&path).unwrap();
+            std::fs::write(path.join("cpulist"), cores).unwrap();
+        }
+        Box::leak(Box::new(Topology::read(folder.path())))
+    }
+
+    #[test]
+    fn of_channels_with_the_same_load_the_nearest_is_next_and_idle_ones_start_over_with_it() {
+        let topology = two_nodes();
+        let policy = Sticky::new(900);
+        let loads: Vec<_> = (0..4)
+            .map(|core| Arc::new(LoadedChannel { core: Some(core), ..Default::default() }))
+            .collect();
+        let channels: Vec<_> = loads.iter().map(|load| load.clone() as Arc<dyn Channel>).collect();
+        let look = |here, current| {
+            let near = Nearness::at(topology, here);
+            policy.look_from(Some(near), &channels, current, 1000, 1000)
+        };
+        // All are idle: the one on the same node, not the one on the same core.
+        assert_eq!([look(0, 3), look(1, 3), look(2, 0), look(3, 0)], [1, 0, 3, 2]);
+        // The nearest one has too much, and the others have nothing.
+        loads[3].backlog.store(2000, Ordering::Relaxed);
+        assert_eq!(look(2, 3), 0, "a core of the other node comes before the own one");
+        // A smaller load counts more than a shorter way.
+        loads[0].backlog.store(500, Ordering::Relaxed);
+        assert_eq!(look(1, 3), 2);
     }
 
     #[test]

@@ -4,12 +4,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use memferry_engine::Channel;
-use memferry_sys::affinity;
 use memferry_sys::topology::{self, Distance, Topology};
 
 use super::{ActiveEngine, FerryCore};
 use crate::plan;
-use crate::policy::Choice;
+use crate::policy::{Choice, Nearness, PolicyKind};
 
 impl FerryCore {
     /// Returns up to `count` channels of a device, starting with the least loaded one. All channels
@@ -53,8 +52,7 @@ impl FerryCore {
             || (0..lanes.len()).map(|turn| &lanes[(index - first_lane + turn) % lanes.len()]);
         if lanes.len() > count {
             let mut near: Vec<_> = in_turn().collect();
-            // The channel that the policy chose stays the first.
-            sort_by_distance(&mut near[1..], bytes, target);
+            sort_by_distance(&mut near, self.policy.kind(), bytes, target);
             self.fill_selection(&mut chosen, near.into_iter(), count, bytes, blocking);
         } else {
             self.fill_selection(&mut chosen, in_turn(), count, bytes, blocking);
@@ -122,21 +120,30 @@ impl FerryCore {
 }
 
 /// Sorts channels by the distance of their threads from the calling thread: those first that share
-/// caches with it, and one on the same core last. On a machine with several nodes of memory, channels
-/// on the node of a large target come before all others. Channels without a thread keep their order.
-fn sort_by_distance(channels: &mut [&Arc<dyn Channel>], bytes: u64, target: u64) {
+/// caches with it, and one on the same core last. The channel that the policy chose stays the first.
+/// On a machine with several nodes of memory, channels on the node of a large target come before all
+/// others, also before that one, unless the policy is to use all channels in turn. Channels without a
+/// thread keep their order.
+fn sort_by_distance(
+    channels: &mut [&Arc<dyn Channel>],
+    policy: PolicyKind,
+    bytes: u64,
+    target: u64,
+) {
     /// Minimum size in bytes of a copy for which the kernel is asked for the node of its target.
     const MIN_PLACED_BYTES: u64 = 1 << 20;
-    let (topology, here) = (Topology::of_machine(), affinity::current_core());
+    let topology = Topology::of_machine();
     let is_placed = topology.nodes() > 1 && bytes >= MIN_PLACED_BYTES;
     let node = is_placed.then(|| topology::memory_node(target)).flatten();
+    let near = Nearness::of_caller(topology);
+    let chosen_stays = node.is_none() || policy == PolicyKind::RoundRobin;
     let distance = |channel: &&Arc<dyn Channel>| match channel.core() {
         Some(core) => {
-            (node.is_some() && topology.node_of(core) != node, topology.distance(here, core))
+            (node.is_some() && topology.node_of(core) != node, near.distance(&***channel))
         }
         None => (true, Distance::OtherNode),
     };
-    channels.sort_by_cached_key(distance);
+    channels[usize::from(chosen_stays)..].sort_by_cached_key(distance);
 }
 
 /// The channels that get a work offer. Usually there is one, for which no list is allocated.
