@@ -32,6 +32,11 @@ use memferry_sys::stats;
 /// Maximum size in bytes of a chunk, and so of a list with a segment that must not be cut.
 pub(crate) const MAX_CHUNK: u64 = 1 << 30;
 
+/// The bytes of a list that a device copies become ready in this many steps, each of at least so many
+/// bytes.
+const READY_STEPS: u64 = 512;
+const MIN_READY_BYTES: u64 = 4096;
+
 /// Many segments before they are submitted.
 pub(crate) struct List<'a, I> {
     /// The name of the transfer in traces.
@@ -162,9 +167,11 @@ impl<I: Iterator<Item = WorkSegment> + Clone> List<'_, I> {
         mut extras: RequestExtras,
     ) -> Arc<Completion> {
         let work = (self.length > 0).then(|| {
-            // Bytes become ready chunk by chunk.
+            // Bytes become ready chunk by chunk, and parts may cross chunks.
             let chunk = match self.plan.strategy {
-                CopyStrategy::FixedParts { chunk_bytes, .. } if !self.is_moved => chunk_bytes,
+                CopyStrategy::FixedParts { .. } => {
+                    self.length.div_ceil(READY_STEPS).max(MIN_READY_BYTES)
+                }
                 _ => MAX_CHUNK,
             };
             let (kernel, chunk) = (self.plan.kernel, self.length.min(chunk));
@@ -301,19 +308,17 @@ impl<I: Iterator<Item = WorkSegment> + Clone> ListParts<'_, '_, I> {
         batches
     }
 
-    /// Splits a segment at the limits of the engine and at chunk boundaries, and creates a part for
-    /// each range.
+    /// Splits a segment at the limits of the engine, and creates a part for each range.
     ///
     /// # Safety
     /// As for [`List::start`]; no segment is split twice.
     unsafe fn split(&self, segment: WorkSegment, offset: u64, push: &mut dyn FnMut(Descriptor)) {
         let WorkSegment { operation, value, source, target, length } = segment;
-        let work = self.completion.work().expect("what has bytes is chunked work");
         let route = self.route.filter(|_| operation != Opcode::Move);
         let capabilities = route.map(|route| route.open.engine.capabilities());
         let mut done = 0;
         while done < length {
-            let left = (offset + length).min(work.chunk_end(offset + done)) - (offset + done);
+            let left = (length - done).min(MAX_CHUNK);
             let (source, target) = (source.wrapping_add(done), target + done);
             let bytes = capabilities.map_or(left, |limits| limits.max_part(source, target, left));
             // SAFETY: the caller upholds the contract: the range is part of the segment.

@@ -8,13 +8,15 @@ mod models;
 mod packets;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::builder;
 use memferry_copy::policy::PolicyKind;
 use memferry_copy::{Error, Ferry, Notification, Options, Request, Segment, ValidationError};
 use memferry_engine::cuda::{CudaEngine, CudaProfile};
+use memferry_engine::ioat::IoatEngine;
 use memferry_engine::testing::cuda_model::CudaModel;
-use memferry_engine::testing::ioat_model::{self as ioat_model, FaultSchedule};
+use memferry_engine::testing::ioat_model::{self as ioat_model, FaultSchedule, IoatModel};
 use memferry_engine::testing::nic_model;
 use memferry_engine::testing::polled::PolledEngine;
 use memferry_engine::{Engine, ExecutionError};
@@ -48,6 +50,36 @@ fn a_delivery_is_notified_behind_its_last_byte_however_little_a_channel_holds() 
     assert!(network_card.counters().notification_writes > 0);
     assert_eq!(ioat.protocol_violations(), Vec::<String>::new());
     assert_eq!(nic.stats().protocol_violations, Vec::<String>::new());
+}
+
+#[test]
+fn the_bytes_of_a_delivery_become_ready_piece_by_piece() {
+    const PIECES: usize = 100;
+    let model = IoatModel::builder().contiguous(true).service(Duration::from_micros(500)).build();
+    let ferry = over(Arc::new(IoatEngine::over_model(model.clone()).unwrap()), 256);
+    let ring = ring(PIECES);
+    let packets = packets(&ring);
+    let expected = packets.concat();
+    let mut target = Pages::new(expected.len()).unwrap();
+    let mut sees_a_part = || {
+        target.as_mut_slice().fill(0);
+        let transfer = start(&ferry, &packets, &mut target, Options::new().no_caller_assist());
+        let mut has_seen = false;
+        while !transfer.is_done() {
+            let ready = transfer.ready_bytes() as usize;
+            assert!(target.as_slice()[..ready] == expected[..ready]);
+            has_seen |= 0 < ready && ready < expected.len();
+        }
+        transfer.wait().unwrap();
+        assert!(target.as_slice() == expected);
+        has_seen
+    };
+    // A thread that does not run for so long sees only the end.
+    let before = model.all_counters().descriptors;
+    assert!((0..100).any(|_| sees_a_part()));
+    let descriptors = model.all_counters().descriptors - before;
+    assert_eq!(descriptors % PIECES as u64, 0, "a piece is one descriptor, wherever it lies");
+    assert_eq!(model.protocol_violations(), Vec::<String>::new());
 }
 
 #[test]

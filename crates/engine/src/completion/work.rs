@@ -329,11 +329,22 @@ impl ChunkedWork {
         }
     }
 
-    /// Marks a range inside one chunk as ended: done or failed. Returns `true` for the one call
-    /// that ends the last chunk.
+    /// Marks a range as ended: done or failed. It may begin and end inside of chunks. Returns `true`
+    /// for the one call that ends the last chunk.
     pub(crate) fn finish(&self, offset: u64, length: u64, done: bool) -> bool {
+        let (mut at, end) = (offset, offset + length);
+        let mut is_last = false;
+        while at < end {
+            let part = self.chunk_end(at).min(end) - at;
+            is_last = self.finish_inside(at, part, done);
+            at += part;
+        }
+        is_last
+    }
+
+    /// Marks a range inside one chunk as ended.
+    fn finish_inside(&self, offset: u64, length: u64, done: bool) -> bool {
         let index = (offset / self.chunk_bytes) as usize;
-        debug_assert_eq!(index as u64, (offset + length - 1) / self.chunk_bytes);
         let remaining = &self.remaining[index];
         let whole = length == self.chunk(index as u64).length;
         if whole {
@@ -400,7 +411,7 @@ impl ChunkedWork {
         })
     }
 
-    /// The end of the chunk that contains `offset`, which fixed parts must not cross.
+    /// The end of the chunk that contains `offset`.
     pub fn chunk_end(&self, offset: u64) -> u64 {
         ((offset / self.chunk_bytes + 1) * self.chunk_bytes).min(self.length)
     }
@@ -450,6 +461,22 @@ mod tests {
         assert!(!work.finish(100, 50, true));
         assert!(work.finish(0, 30, true));
         assert_eq!(work.done_bytes(), 150);
+    }
+
+    #[test]
+    fn a_piece_may_cross_chunks_and_ends_its_bytes_in_each() {
+        let work = work(300, 100);
+        assert!(!work.finish(0, 150, true));
+        assert_eq!((work.ready_bytes(), work.remaining_bytes()), (100, Some(150)));
+        assert!(!work.finish(150, 20, true));
+        assert!(work.finish(170, 130, true));
+        assert_eq!((work.ready_bytes(), work.remaining_bytes()), (300, Some(0)));
+        // One that fails leaves all chunks undone that it touches.
+        let work = self::work(300, 100);
+        assert!(!work.finish(50, 200, false));
+        assert!(!work.finish(0, 50, true));
+        assert!(work.finish(250, 50, true));
+        assert_eq!((work.ready_bytes(), work.done_bytes(), work.remaining_bytes()), (0, 0, None));
     }
 
     #[test]
