@@ -14,7 +14,7 @@ use memferry_engine::nic::{NicConfig, NicEngine};
 use memferry_engine::testing::dsa_model::{DsaFaults, DsaModel};
 use memferry_engine::testing::interrupts::{InterruptFaults, ModelInterrupts};
 use memferry_engine::testing::ioat_model::{FaultSchedule, IoatFaults, IoatModel};
-use memferry_engine::testing::nic_model::NicModel;
+use memferry_engine::testing::nic_model::{NicFaults, NicModel};
 use memferry_engine::{ChannelOptions, Descriptor, Engine, InterruptSleep, Opcode};
 use memferry_memory::pin_cache::{InvalidationMode, PinCache, PinCacheLimits};
 use memferry_memory::pinning::Access;
@@ -83,7 +83,10 @@ struct Rig {
 
 impl Rig {
     fn new(model: &Model) -> Self {
-        let engine = model.engine();
+        Self::over(model.engine())
+    }
+
+    fn over(engine: Arc<dyn Engine>) -> Self {
         let channel = engine.open_channel(&ChannelOptions::default()).unwrap();
         let (limits, mode) = (PinCacheLimits::default(), InvalidationMode::Explicit);
         let cache = PinCache::new(engine.pinner().unwrap(), limits, mode).unwrap();
@@ -108,7 +111,22 @@ impl Rig {
     }
 
     fn begin_at(&self, offset: usize, bytes: usize) -> Arc<Completion> {
+        self.begin_of(Arc::new(Completion::whole()), offset, bytes)
+    }
+
+    /// Submits a copy that is cancelled.
+    fn begin_cancelled(&self, bytes: usize) -> Arc<Completion> {
         let completion = Arc::new(Completion::whole());
+        completion.cancel();
+        self.begin_of(completion, 0, bytes)
+    }
+
+    fn begin_of(
+        &self,
+        completion: Arc<Completion>,
+        offset: usize,
+        bytes: usize,
+    ) -> Arc<Completion> {
         assert!(offset + bytes <= LONG_BYTES);
         let start = |pages: &Pages| (pages.as_ptr() as usize + offset) as u64;
         let (source, target) = (start(&self.source), start(&self.target));
@@ -288,8 +306,49 @@ fn one_thread_sleeps_in_the_interrupt_and_whoever_finishes_its_copy_wakes_it() {
         while !copy.is_done() {
             rig.channel.poll();
         }
-        assert_eq!(sleeper.join().unwrap(), InterruptSleep::Woken);
+        // A thread that was woken before the copy was done does not sleep again in a stopped device.
+        let slept = sleeper.join().unwrap();
+        assert!(matches!(slept, InterruptSleep::Woken | InterruptSleep::NotArmed), "{slept:?}");
     });
+    assert!(rig.is_copied(LONG_BYTES));
+}
+
+#[test]
+fn a_thread_does_not_sleep_if_all_that_the_device_has_is_short() {
+    let model = ioat_model();
+    let rig = Rig::new(&Model::Ioat(model.clone()));
+    let delay = Duration::from_secs(3600);
+    model.set_faults(IoatFaults { delay, ..IoatFaults::default() });
+    let copy = rig.begin(128);
+    // It has ended, but is behind the short one, so its bytes are outstanding.
+    let cancelled = rig.begin_cancelled(LONG_BYTES);
+    assert_eq!(rig.channel.outstanding_bytes(), 128 + LONG_BYTES as u64);
+    let timeout = Duration::from_millis(1);
+    let slept = rig.channel.sleep_until_interrupt(timeout, &|| copy.is_done());
+    assert_eq!(slept, InterruptSleep::NotArmed);
+    model.set_faults(IoatFaults { is_removed: true, ..IoatFaults::default() });
+    while !cancelled.is_done() {
+        rig.channel.poll();
+    }
+    assert!(rig.is_copied(128));
+}
+
+#[test]
+fn after_a_loss_a_thread_does_not_sleep_while_no_frame_in_the_rings_raises_an_interrupt() {
+    let model = NicModel::new();
+    let engine = Arc::new(NicEngine::over_model(model.clone(), NicConfig::default()).unwrap());
+    let rig = Rig::over(engine.clone());
+    model.set_faults(NicFaults { lose_every: Some(1), ..NicFaults::default() });
+    let copy = rig.begin(LONG_BYTES);
+    while engine.counters().retransmits == 0 {
+        rig.channel.poll();
+    }
+    // One frame is in the rings. It is lost too, so nothing changes meanwhile.
+    let timeout = Duration::from_millis(1);
+    let slept = rig.channel.sleep_until_interrupt(timeout, &|| copy.is_done());
+    assert_eq!(slept, InterruptSleep::NotArmed);
+    model.set_faults(NicFaults::default());
+    rig.wait(&copy, LONG);
     assert!(rig.is_copied(LONG_BYTES));
 }
 

@@ -115,7 +115,8 @@ impl Completion {
     }
 
     /// Sleeps until interrupts of the device, as long as the rest is long: twice the estimate at most, in
-    /// case that one is lost. Returns whether the device has interrupts.
+    /// case that one is lost. While no interrupt will come, sleeps for times that double, until the transfer
+    /// ends. Returns whether the device has interrupts.
     fn sleep_by_interrupts(
         &self,
         channel: &dyn Channel,
@@ -126,17 +127,29 @@ impl Completion {
         let limit = Duration::from_nanos(estimate_ns.saturating_mul(2)).min(MAX_INTERRUPT_WAIT);
         let end = Instant::now() + limit;
         let end = deadline.map_or(end, |deadline| deadline.min(end));
-        let mut has_interrupts = false;
+        let (mut has_interrupts, mut pause) = (false, FIRST_SLEEP);
         loop {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() || has_interrupts && channel.estimate_ns() <= MAX_POLLED_NS {
                 return has_interrupts;
             }
-            match channel.sleep_until_interrupt(left.min(MAX_INTERRUPT_SLEEP), &|| self.is_done()) {
-                InterruptSleep::Unavailable => return has_interrupts,
-                // It may be early, lost, or that of another transfer.
-                _ if self.poll_some(channel, is_brief) => return true,
-                _ => has_interrupts = true,
+            let timeout = left.min(MAX_INTERRUPT_SLEEP);
+            let slept = channel.sleep_until_interrupt(timeout, &|| self.is_done());
+            if slept == InterruptSleep::Unavailable {
+                return has_interrupts;
+            }
+            // The interrupt may be early, lost, or that of another transfer.
+            if self.poll_some(channel, is_brief) {
+                return true;
+            }
+            has_interrupts = true;
+            if slept != InterruptSleep::NotArmed {
+                pause = FIRST_SLEEP;
+            } else if channel.estimate_ns() > MAX_POLLED_NS {
+                if self.sleep_before(pause, Some(end)) {
+                    return true;
+                }
+                pause = (2 * pause).min(MAX_SLEEP);
             }
         }
     }
@@ -164,5 +177,67 @@ impl Completion {
         }
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
         self.sleep(Some(left.map_or(pause, |left| left.min(pause))))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+    use crate::contract::{
+        ChannelStatistics, Descriptor, ExecutionError, Sequence, SubmitError, Submitted,
+    };
+
+    /// A channel that makes no progress, and whose interrupt does not come.
+    #[derive(Debug, Default)]
+    struct StoppedChannel {
+        sleeps: AtomicU32,
+    }
+
+    // SAFETY: it accepts nothing.
+    unsafe impl Channel for StoppedChannel {
+        fn submit(&self, _: &mut [Option<Descriptor>]) -> Result<Submitted, SubmitError> {
+            Err(SubmitError::Closed)
+        }
+
+        fn completed(&self) -> Sequence {
+            0
+        }
+
+        fn error_of(&self, _: Sequence) -> Option<ExecutionError> {
+            None
+        }
+
+        fn sleep_until_interrupt(&self, _: Duration, _: &dyn Fn() -> bool) -> InterruptSleep {
+            self.sleeps.fetch_add(1, Ordering::Relaxed);
+            InterruptSleep::NotArmed
+        }
+
+        fn estimate_ns(&self) -> u64 {
+            u64::from(u32::MAX)
+        }
+
+        fn close(&self) {}
+
+        fn outstanding_bytes(&self) -> u64 {
+            u64::MAX
+        }
+
+        fn statistics(&self) -> ChannelStatistics {
+            ChannelStatistics::default()
+        }
+    }
+
+    #[test]
+    fn a_waiter_of_a_channel_that_is_being_recovered_sleeps_between_its_polls() {
+        let (channel, completion) = (StoppedChannel::default(), Completion::whole());
+        let has_interrupts =
+            completion.sleep_by_interrupts(&channel, true, channel.estimate_ns(), None);
+        assert!(has_interrupts && !completion.is_done());
+        // At most the doubling sleeps, and those of a millisecond in the longest wait; twice as many,
+        // because a signal may end a sleep.
+        let longest = MAX_INTERRUPT_WAIT.as_millis() + 8;
+        assert!(u128::from(channel.sleeps.load(Ordering::Relaxed)) <= 2 * longest);
     }
 }

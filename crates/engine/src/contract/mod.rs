@@ -349,6 +349,10 @@ pub unsafe trait Channel: Send + Sync + Debug {
 pub enum InterruptSleep {
     /// The channel has no interrupt, or another thread sleeps until it: the caller did not sleep.
     Unavailable,
+    /// No interrupt will come now, because the device is being recovered, has stopped, or has nothing that
+    /// raises one, or it is not known, because another thread polls: the caller did not sleep. It may try
+    /// again later.
+    NotArmed,
     /// The timeout expired.
     TimedOut,
     /// The interrupt came, or something was finished meanwhile.

@@ -43,6 +43,8 @@ const NOT_EXECUTED: &str = "the device did not execute a descriptor of a batch";
 #[derive(Debug)]
 struct BatchInFlight {
     is_done: bool,
+    /// Its end raises an interrupt.
+    raises_interrupt: bool,
 }
 
 /// The reported first part of a descriptor.
@@ -389,6 +391,16 @@ unsafe impl HardwareQueue for DsaQueue {
         self.slots[last].raises_interrupt = true;
     }
 
+    fn is_full(&self) -> bool {
+        // A descriptor whose target is not aligned takes two slots.
+        !self.has_space(2)
+    }
+
+    fn needs_poll(&self) -> bool {
+        let has_refused = self.published < self.head && self.entries() < self.limits.size;
+        has_refused || self.reported < self.head && !self.will_interrupt()
+    }
+
     fn ring_doorbell(&mut self) {
         self.flush();
     }
@@ -439,3 +451,6 @@ unsafe impl HardwareQueue for DsaQueue {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -60,6 +60,8 @@ pub(super) struct IoatQueue {
     head: u64,
     published: u64,
     tail: u64,
+    /// The number after the last descriptor that raises an interrupt.
+    raises_before: u64,
     /// The number of the first descriptor of the chain since the channel was last started.
     first: u64,
     /// The address in the status register when the channel was started: it belongs to an earlier
@@ -116,6 +118,7 @@ impl IoatQueue {
             head: 0,
             published: 0,
             tail: 0,
+            raises_before: 0,
             first: 0,
             stale: 0,
             stop: None,
@@ -416,7 +419,7 @@ unsafe impl HardwareQueue for IoatQueue {
             let reason = "memory is not pinned for the copy engine, or crosses its pages";
             return PostResult::Completed(HwStatus::Failed(reason));
         };
-        if self.head - self.tail + 1 >= self.size {
+        if self.is_full() {
             return PostResult::Full;
         }
         self.put(match descriptor.operation() {
@@ -437,6 +440,7 @@ unsafe impl HardwareQueue for IoatQueue {
         let last = self.ring.offset(((self.head - 1) % self.size) as usize);
         let words = std::array::from_fn(|word| self.memory.load64(last + 8 * word));
         self.memory.store64(last, &Hard::from_words(words).with_interrupt().words());
+        self.raises_before = self.head;
     }
 
     fn arm_interrupt(&mut self) {
@@ -447,6 +451,15 @@ unsafe impl HardwareQueue for IoatQueue {
                 unsafe { self.device.write16(self.registers + r::CHANCTRL, self.control()) };
             });
         }
+    }
+
+    fn is_full(&self) -> bool {
+        self.head - self.tail + 1 >= self.size
+    }
+
+    fn needs_poll(&self) -> bool {
+        // A doorbell is refused while the device is reset.
+        self.published < self.head || self.tail < self.head && self.raises_before <= self.tail
     }
 
     fn ring_doorbell(&mut self) {

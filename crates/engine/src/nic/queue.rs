@@ -410,7 +410,7 @@ unsafe impl HardwareQueue for NicQueue {
                 "memory is not pinned for the network card",
             ));
         };
-        if self.frames.len() >= MAX_FRAMES {
+        if self.is_full() {
             return PostResult::Full;
         }
         let bytes_before: u64 = self.frames.back().map_or(0, |frame| frame.bytes);
@@ -443,6 +443,17 @@ unsafe impl HardwareQueue for NicQueue {
         if !self.needs_recovery && !self.is_broken {
             self.card.arm_interrupt();
         }
+    }
+
+    fn is_full(&self) -> bool {
+        self.frames.len() >= MAX_FRAMES
+    }
+
+    fn needs_poll(&self) -> bool {
+        // After a loss one frame at a time is in the rings, and frames of many fragments fill the transmit
+        // ring before one of them raises an interrupt.
+        let mut in_rings = self.frames.range(..self.in_rings);
+        !self.frames.is_empty() && !in_rings.any(|frame| frame.raises_interrupt)
     }
 
     fn ring_doorbell(&mut self) {

@@ -130,7 +130,7 @@ impl DeviceChannel {
         self.try_step(effort).unwrap_or(false)
     }
 
-    /// The same; `None` if another thread is inside, or no interrupt will come although it is armed.
+    /// The same; `None` if another thread is inside, or if no interrupt will come although it is armed.
     fn try_step(&self, effort: PollEffort) -> Option<bool> {
         if !self.gate.try_enter() {
             return None;
@@ -160,8 +160,11 @@ impl DeviceChannel {
         if is_broken {
             self.driver_has_failed();
         }
-        let is_vain = effort == PollEffort::Arming && queue.is_stopped();
-        (!is_vain).then_some(has_finished)
+        let needs_poll = effort == PollEffort::Arming && queue.needs_poll();
+        if effort != PollEffort::Arming {
+            self.wake_unarmed_sleeper(queue);
+        }
+        (!needs_poll).then_some(has_finished)
     }
 
     /// Stores the statistics for `memferry top`, inside the gate: if something has begun or nothing is left, and else
@@ -198,6 +201,7 @@ impl DeviceChannel {
         if !queue.post(self.interrupt_bytes()) {
             self.driver_has_failed();
         }
+        self.wake_unarmed_sleeper(queue);
         // A device that does not answer has its depth shown.
         if was_idle {
             self.show(true);

@@ -60,6 +60,18 @@ pub unsafe trait HardwareQueue: Send + Debug {
     /// interrupt some devices raise none until then.
     fn arm_interrupt(&mut self) {}
 
+    /// Whether the next descriptor may find no space: the interrupt of the last one is then the only one
+    /// that the device can raise before a poll.
+    fn is_full(&self) -> bool {
+        false
+    }
+
+    /// Whether no interrupt follows the last poll although something is not reported: nothing that has not
+    /// ended raises one, or the device has space for something that it has not received.
+    fn needs_poll(&self) -> bool {
+        false
+    }
+
     /// Notifies the device of everything that was posted.
     fn ring_doorbell(&mut self);
 

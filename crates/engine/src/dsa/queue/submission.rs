@@ -45,15 +45,15 @@ impl DsaQueue {
         let batch = DsaDescriptor::new(DsaOperation::Batch { list }, run as u32)
             .with_record(self.memory.clear_batch_record(number));
         // Descriptors of a batch end in any order; the batch ends last.
-        let batch = self.with_interrupt(batch, self.published..self.published + run, 1);
-        if self.submit(&[batch.words()]) == 0 {
+        let raises_interrupt = self.raises_interrupt(self.published..self.published + run, 1);
+        if self.submit(&[self.with_interrupt(batch, raises_interrupt)]) == 0 {
             return 0;
         }
         for number_in_ring in self.published..self.published + run {
             let index = self.index(number_in_ring);
             self.slots[index].state = SlotState::InBatch(number);
         }
-        self.batches.push_back(BatchInFlight { is_done: false });
+        self.batches.push_back(BatchInFlight { is_done: false, raises_interrupt });
         self.running_batches += 1;
         self.published += run;
         self.counters.batches.fetch_add(1, Ordering::Relaxed);
@@ -77,28 +77,36 @@ impl DsaQueue {
         accepted
     }
 
-    /// The descriptor of a slot that is submitted by itself, as the entry after `taken - 1` new ones.
-    fn single(&self, number: u64, taken: usize) -> PortalWords {
-        self.with_interrupt(self.descriptor(number), number..number + 1, taken).words()
+    /// The descriptor of a slot that is submitted by itself, as the entry after `taken - 1` new ones. What
+    /// raises an interrupt because it takes the last entry is marked.
+    fn single(&mut self, number: u64, taken: usize) -> PortalWords {
+        let raises_interrupt = self.raises_interrupt(number..number + 1, taken);
+        let index = self.index(number);
+        self.slots[index].raises_interrupt = raises_interrupt;
+        self.with_interrupt(self.descriptor(number), raises_interrupt)
     }
 
-    /// Adds the interrupt, if one of these slots raises it, or if the work queue is full with `taken`
-    /// new entries. What waits for an entry is submitted by a poll: a thread that sleeps meanwhile has
-    /// to learn that one is free.
-    fn with_interrupt(
-        &self,
-        descriptor: DsaDescriptor,
-        numbers: Range<u64>,
-        taken: usize,
-    ) -> DsaDescriptor {
-        let Some(handle) = self.interrupt else { return descriptor };
-        let is_full = self.entries() + taken >= self.limits.size;
+    /// Whether a submission raises an interrupt: one of these slots does, or the work queue is full with
+    /// `taken` new entries. What waits for an entry is submitted by a poll: a thread that sleeps meanwhile
+    /// has to learn that one is free.
+    fn raises_interrupt(&self, numbers: Range<u64>, taken: usize) -> bool {
         let raises = |number| self.slots[self.index(number)].raises_interrupt;
-        if is_full || numbers.into_iter().any(raises) {
-            descriptor.with_interrupt(handle)
-        } else {
-            descriptor
-        }
+        self.entries() + taken >= self.limits.size || numbers.into_iter().any(raises)
+    }
+
+    /// The words of a descriptor, with the interrupt if the queue has one.
+    fn with_interrupt(&self, descriptor: DsaDescriptor, raises_interrupt: bool) -> PortalWords {
+        let handle = self.interrupt.filter(|_| raises_interrupt);
+        handle.map_or(descriptor, |handle| descriptor.with_interrupt(handle)).words()
+    }
+
+    /// Whether something that has not ended raises an interrupt. Submissions end in any order: one that
+    /// raises none may be left behind the last that does.
+    pub(super) fn will_interrupt(&self) -> bool {
+        let raises = |number| self.slots[self.index(number)].raises_interrupt;
+        let mut singles = self.singles.iter().copied();
+        self.batches.iter().any(|batch| batch.raises_interrupt && !batch.is_done)
+            || singles.any(|number| raises(number) && self.record(number).code() == 0)
     }
 
     /// The number of entries of the work queue that are in use.
@@ -160,7 +168,8 @@ impl DsaQueue {
             return;
         }
         self.write(number);
-        if self.submit(&[self.single(number, 1)]) == 1 {
+        let words = self.single(number, 1);
+        if self.submit(&[words]) == 1 {
             let index = self.index(number);
             self.slots[index].state = SlotState::Submitted;
             self.singles.push(number);

@@ -6,7 +6,8 @@
 //! the eventfd; others sleep by the estimate, and are woken by whoever finishes their transfers. The
 //! interrupt is a hint: it may be lost, early or raised for something else, so the sleep has a timeout,
 //! and whoever wakes up polls. A thread that finishes something while another sleeps signals the same
-//! eventfd.
+//! eventfd. No thread sleeps in it if the device has nothing that raises an interrupt; a thread that
+//! finds it so while another sleeps signals the eventfd too.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use memferry_sys::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use memferry_sys::user_wait::UserWait;
 
 use super::effort::PollEffort;
+use super::queue::PciQueue;
 use super::{DeviceChannel, add};
 use crate::completion::polling::MAX_POLLED_NS;
 use crate::contract::{Channel, ChannelStatistics, CostLine, InterruptSleep};
@@ -48,6 +50,12 @@ impl ChannelInterrupt {
         // The largest number means that there is no interrupt.
         let min_bytes = polled_bytes.saturating_add(1).min(u64::MAX - 1);
         Self { event, min_bytes, sleeper: AtomicU32::new(NOBODY), sleeps, wakes }
+    }
+
+    /// Whether a thread sleeps, or is about to, and was not signalled by another thread.
+    #[inline]
+    fn has_sleeper(&self) -> bool {
+        self.sleeper.load(Ordering::Relaxed) == SLEEPING
     }
 
     /// Becomes the thread that sleeps, if there is none.
@@ -92,7 +100,7 @@ impl DeviceChannel {
         // This thread is inside the gate, and the sleeper goes through it before it sleeps. If the sleeper
         // was inside before, this thread sees that it sleeps; if it comes later, it sees what was
         // finished.
-        if interrupt.sleeper.load(Ordering::Relaxed) == SLEEPING {
+        if interrupt.has_sleeper() {
             let exchanged = interrupt.sleeper.compare_exchange(
                 SLEEPING,
                 SIGNALLED,
@@ -102,6 +110,17 @@ impl DeviceChannel {
             if exchanged.is_ok() {
                 interrupt.event.signal();
             }
+        }
+    }
+
+    /// Wakes the thread that sleeps in the interrupt if none will come, after a post or a poll of another
+    /// thread: the device has refused a doorbell or has stopped. Called inside the gate.
+    #[inline]
+    pub(super) fn wake_unarmed_sleeper(&self, queue: &mut PciQueue) {
+        let Some(interrupt) = &self.interrupt else { return };
+        // Ordered by the gate, as in `wake_interrupt_sleeper`.
+        if interrupt.has_sleeper() && queue.needs_poll() {
+            self.wake_interrupt_sleeper(PollEffort::Whole);
         }
     }
 
@@ -121,10 +140,13 @@ impl DeviceChannel {
         interrupt.event.drain();
         interrupt.sleeper.store(SLEEPING, Ordering::Relaxed);
         let is_armed = self.try_step(PollEffort::Arming).is_some();
+        if is_done() {
+            return InterruptSleep::Woken;
+        }
         // A thread that is inside meanwhile may have polled before the interrupt was drained, and a
         // device that has stopped raises none. Of what is left, so little may request none.
-        if !is_armed || is_done() || self.outstanding_bytes() < interrupt.min_bytes {
-            return InterruptSleep::Woken;
+        if !is_armed || self.outstanding_bytes() < interrupt.min_bytes {
+            return InterruptSleep::NotArmed;
         }
         add(&interrupt.sleeps, 1);
         if !interrupt.event.wait(timeout) {

@@ -44,12 +44,14 @@ impl PciQueue {
         }
     }
 
-    /// Whether no interrupt will come: the device has to be recovered, or nothing is posted before the
-    /// processor has executed what failed.
-    pub(super) fn is_stopped(&mut self) -> bool {
-        let mut is_stopped = self.hardware.is_none();
-        let is_well = self.call_driver(|hardware| is_stopped |= hardware.needs_recovery());
-        is_stopped || !is_well || self.failed > 0
+    /// Whether no interrupt will come: the device has to be polled or recovered, or nothing is posted
+    /// before the processor has executed what failed.
+    pub(super) fn needs_poll(&mut self) -> bool {
+        let mut needs_poll = self.hardware.is_none() || self.failed > 0;
+        let is_well = self.call_driver(|hardware| {
+            needs_poll |= hardware.needs_recovery() || hardware.needs_poll();
+        });
+        needs_poll || !is_well
     }
 
     /// Whether every accepted descriptor is finished.
@@ -115,7 +117,8 @@ impl PciQueue {
     /// Posts pending descriptors while there is space, and rings the doorbell once; `false` if the
     /// driver panicked. After an entry that failed nothing is posted until it is finished: what is
     /// ordered after it, such as a notification write, must not overtake it. An interrupt is requested at
-    /// the end of a transfer if `interrupt_bytes` were posted since the last one.
+    /// the end of a transfer if `interrupt_bytes` were posted since the last one, and where the hardware
+    /// has no more space.
     pub(super) fn post(&mut self, interrupt_bytes: u64) -> bool {
         let Self { hardware, entries, posted, failed, quiet_bytes, .. } = self;
         if *posted == entries.len() {
@@ -134,18 +137,16 @@ impl PciQueue {
                         has_accepted = true;
                         let bytes = entries.descriptor(*posted).length();
                         *quiet_bytes = quiet_bytes.saturating_add(bytes);
-                        if *quiet_bytes >= interrupt_bytes && entries.is_end_of_transfer(*posted) {
+                        let is_long = *quiet_bytes >= interrupt_bytes;
+                        // No thread posts more before a poll. The next call may post nothing, and
+                        // could request no interrupt.
+                        let is_last = || interrupt_bytes < u64::MAX && hardware.is_full();
+                        if is_long && entries.is_end_of_transfer(*posted) || is_last() {
                             hardware.request_interrupt();
                             *quiet_bytes = 0;
                         }
                     }
-                    PostOutcome::Full => {
-                        // Nobody posts the rest before a poll.
-                        if interrupt_bytes < u64::MAX && has_accepted {
-                            hardware.request_interrupt();
-                        }
-                        break;
-                    }
+                    PostOutcome::Full => break,
                     PostOutcome::Ended(end) => {
                         entries.ends[*posted] = Some(end);
                         *failed += usize::from(end.has_failed());
