@@ -33,6 +33,32 @@ pub(super) const ODD: Alignment = Alignment { series: "memferry, odd target", ta
 /// what a full channel rejects, and must not execute anything here.
 const CAPACITY: usize = 1 << 14;
 
+/// A ferry with one channel of one engine, which gets every copy.
+pub(super) fn ferry_over(engine: Arc<dyn Engine>) -> anyhow::Result<Ferry> {
+    // The built-in profile instead of a measured one: no decision here depends on the speed of the
+    // processor.
+    let ferry = Ferry::builder()
+        .profile(ProfileSource::BuiltIn)
+        .engine(engine, 1)
+        .gpu(EngineSelection::Off)
+        .ioat(EngineSelection::Off)
+        .dsa(EngineSelection::Off)
+        .nic(EngineSelection::Off)
+        .capacity(CAPACITY)
+        .inline_bytes(0)
+        .build()?;
+    Ok(ferry)
+}
+
+/// Memory with a pattern that contains no zeros.
+pub(super) fn patterned(bytes: usize) -> anyhow::Result<Pages> {
+    let mut pages = Pages::new(bytes)?;
+    for (at, byte) in pages.as_mut_slice().iter_mut().enumerate() {
+        *byte = (at as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes()[6] | 1;
+    }
+    Ok(pages)
+}
+
 /// A source with a pattern, a target, and a ferry over one engine between them.
 pub(super) struct EngineFixture {
     // Dropped before the memory: closing the ferry ends everything that is in flight.
@@ -44,24 +70,10 @@ pub(super) struct EngineFixture {
 impl EngineFixture {
     /// Creates buffers for copies of up to `most_bytes`, by one channel of one engine.
     pub(super) fn new(engine: Arc<dyn Engine>, most_bytes: usize) -> anyhow::Result<Self> {
-        // The built-in profile instead of a measured one: no decision here depends on the speed of
-        // the processor.
-        let ferry = Ferry::builder()
-            .profile(ProfileSource::BuiltIn)
-            .engine(engine, 1)
-            .gpu(EngineSelection::Off)
-            .ioat(EngineSelection::Off)
-            .dsa(EngineSelection::Off)
-            .nic(EngineSelection::Off)
-            .capacity(CAPACITY)
-            .inline_bytes(0)
-            .build()?;
-        let mut source = Pages::new(most_bytes)?;
-        for (at, byte) in source.as_mut_slice().iter_mut().enumerate() {
-            *byte = (at as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes()[6] | 1;
-        }
+        let ferry = ferry_over(engine)?;
         let most_shift = 4096;
-        Ok(Self { ferry, source, target: Pages::new(most_bytes + most_shift)? })
+        let (source, target) = (patterned(most_bytes)?, Pages::new(most_bytes + most_shift)?);
+        Ok(Self { ferry, source, target })
     }
 
     /// Copies, waits without assisting, and verifies the bytes.

@@ -2,9 +2,11 @@
 //! streaming accelerator, are models of their registers.
 //! The network card is an emulated one in a virtual machine if QEMU is installed, else a model; its
 //! transmit side is connected to its own receive side. The devices count descriptors, frames and
-//! bytes; no figure states the speed of hardware.
+//! bytes, and their figures state no speed of hardware. A real DSA or I/OAT that the environment selects
+//! is compared with memcpy.
 
 mod accelerator;
+mod against_memcpy;
 mod card;
 mod copy_engine;
 mod driver_cost;
@@ -50,7 +52,7 @@ fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow:
     let guest = if effort == Effort::Brief { 0 } else { guest::suites(effort) };
     let accelerators = accelerator::variants(effort);
     let suites = (trials.len() + accelerators.len() + lossy) as u64 + guest;
-    let others = 5 + card::FIGURES.len() as u64;
+    let others = 5 + (against_memcpy::KINDS.len() + card::FIGURES.len()) as u64;
     progress.start(suites * suite::count() + others, &outcome.bench);
     // The card first, so that its rows are at the top of the table.
     if effort == Effort::Brief {
@@ -83,6 +85,11 @@ fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow:
         for tally in lossy::run_suites(on_case) {
             add_suite(&mut outcome, &tally);
         }
+    }
+    for kind in &against_memcpy::KINDS {
+        progress.step(&format!("{} against memcpy", kind.name));
+        let measured = kind.measure(&mut outcome, effort);
+        record_part(&mut outcome, &format!("{} against memcpy", kind.name), measured);
     }
     outcome.notes.extend(notes());
     Ok(outcome)
@@ -200,9 +207,10 @@ fn skipped_note(tally: &SuiteResult) -> String {
     format!("Of {cases} cases, {name} passed {passed} and failed {failed}; skipped: {list}.")
 }
 
-const SPEED: &str = "None of these devices is real: they are models in this process, and a card that \
-                     QEMU emulates. They do what the datasheets say hardware does; how fast they \
-                     are says nothing about hardware. QEMU's card does its work inside the register \
+const SPEED: &str = "The only rows of real devices are those against memcpy, if there are any. All other \
+                     devices are models in this process, and a card that QEMU emulates. They do \
+                     what the datasheets say hardware does; how fast they are says nothing about \
+                     hardware. QEMU's card does its work inside the register \
                      write that asks for it, and its machine has one processor: order and timing \
                      are tested by the models, and not by that card.";
 

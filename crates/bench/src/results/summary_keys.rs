@@ -322,6 +322,12 @@ pub static KEYS: &[SummaryKey] = &[
     cost(DEVICES, "device_submit_ns", "ns", Some(200.0), "Time of the submit of one descriptor to a device, with its doorbell."),
     cost(DEVICES, "device_batch_submit_ns", "ns", Some(40.0), "Time for each of 64 descriptors that are submitted together."),
     cost(DEVICES, "device_syscalls_per_copy", "calls", Some(0.0), "Share of copies by a channel of a device, of memory that is pinned already, that made a system call on the thread that submits and waits.").counted(),
+    ratio(DEVICES, "dsa_64k_vs_memcpy", None, "Speed of single copies of 64 KiB by one queue of a real DSA, submitted and waited for, against `memcpy`."),
+    ratio(DEVICES, "dsa_4m_vs_memcpy", None, "The same with copies of 4 MiB."),
+    ratio(DEVICES, "dsa_batch_4k_vs_memcpy", None, "Speed of batches of 64 copies of 4 KiB by one queue of a real DSA, submitted together and waited for, against `memcpy`."),
+    ratio(DEVICES, "ioat_64k_vs_memcpy", None, "Speed of single copies of 64 KiB by one queue of a real I/OAT, submitted and waited for, against `memcpy`."),
+    ratio(DEVICES, "ioat_4m_vs_memcpy", None, "The same with copies of 4 MiB."),
+    ratio(DEVICES, "ioat_batch_4k_vs_memcpy", None, "Speed of batches of 64 copies of 4 KiB by one queue of a real I/OAT, submitted together and waited for, against `memcpy`."),
 
     ratio(APPS, "is_vs_best", None, "Speed of an integer sort over several processes, against the faster MPI."),
     ratio(APPS, "ft_vs_best", None, "Speed of a Fourier transform over several processes, against the faster MPI."),

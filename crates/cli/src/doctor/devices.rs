@@ -17,9 +17,9 @@ const MIN_LOCKED_BYTES: u64 = 64 << 20;
 
 /// A family of PCI devices that can copy.
 #[derive(Debug, Clone, Copy)]
-struct DeviceFamily {
-    name: &'static str,
-    ids: &'static [PciId],
+pub(super) struct DeviceFamily {
+    pub(super) name: &'static str,
+    pub(super) ids: &'static [PciId],
 }
 
 const FAMILIES: [DeviceFamily; 2] =
@@ -44,11 +44,7 @@ pub(super) fn checks() -> Vec<Check> {
         checks.push(no_devices());
     }
     for (family, devices) in &found {
-        checks.extend(
-            group_alike(devices)
-                .iter()
-                .map(|alike| family_check(family, alike, bus.container_access())),
-        );
+        checks.extend(family_checks(family, devices, bus.container_access()));
     }
     checks.extend(accelerators::checks());
     for ((family, devices), variable) in found.iter().zip(["MEMFERRY_IOAT", "MEMFERRY_NIC"]) {
@@ -181,6 +177,15 @@ fn group_alike(devices: &[PciDevice]) -> Vec<Vec<&PciDevice>> {
         }
     }
     sets
+}
+
+/// The checks of the devices of a family, one for each group of similar devices.
+pub(super) fn family_checks(
+    family: &DeviceFamily,
+    devices: &[PciDevice],
+    container: FileAccess,
+) -> Vec<Check> {
+    group_alike(devices).iter().map(|alike| family_check(family, alike, container)).collect()
 }
 
 /// The check of a group of similar devices, which holds at least one device.
