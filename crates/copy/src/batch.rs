@@ -245,12 +245,25 @@ impl Ferry {
     pub unsafe fn start_each_cookie_raw(&self, items: &[BatchItem]) -> Result<Vec<Cookie>, Error> {
         // SAFETY: the caller upholds the contract.
         let transfers = unsafe { self.start_each_raw(items) }?;
-        let cookies: Result<_, _> =
-            transfers.iter().map(|transfer| self.cookie_for(transfer.clone())).collect();
-        if cookies.is_err() {
+        let wait_for_all = |transfers: &[Transfer]| {
             // Without a cookie, the caller could not wait for the others later.
             transfers.iter().for_each(|transfer| drop(transfer.wait()));
+        };
+        let table = &self.core.cookies;
+        let numbers = table.reserve(transfers.len()).inspect_err(|_| wait_for_all(&transfers))?;
+        let mut cookies = Vec::with_capacity(transfers.len());
+        let mut left = transfers.into_iter();
+        for (number, transfer) in numbers.zip(&mut left) {
+            match table.insert(number, transfer) {
+                Ok(cookie) => cookies.push(cookie),
+                Err((error, transfer)) => {
+                    cookies.into_iter().for_each(|cookie| drop(self.wait(cookie)));
+                    wait_for_all(&[transfer]);
+                    wait_for_all(left.as_slice());
+                    return Err(error.into());
+                }
+            }
         }
-        cookies
+        Ok(cookies)
     }
 }
