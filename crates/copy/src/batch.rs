@@ -2,23 +2,20 @@
 //!
 //! A batch that is one transfer is a list of segments (see [`crate::list`]): whatever its length, a
 //! channel gets one descriptor, and a sleeping one is woken once. A batch with a transfer for each
-//! item is one submit: the channel's slots are claimed together and become visible together.
+//! item is cut into runs, each of which is one submit (see [`crate::submit::EachBatch`]).
 
 use memferry_engine::completion::WorkSegment;
-use memferry_engine::{Descriptor, MemoryKind, Opcode};
+use memferry_engine::{MemoryKind, Opcode};
 
 use crate::cookie::Cookie;
 use crate::error::{Error, ValidationError};
 use crate::ferry::{Ferry, check_lengths};
 use crate::list::{List, MAX_CHUNK};
 use crate::request::{Options, Request, check_range, overlap};
-use crate::submit;
+use crate::submit::EachBatch;
 use crate::transfer::{
     BufferPair, FailedTransfer, OwnedSource, OwnedTarget, OwnedTransfer, Transfer,
 };
-
-/// How many items of a batch the caller executes before it offers the others to a full channel again.
-const OWN_TURNS: u32 = 16;
 
 /// A copy or fill of a batch, over host memory.
 ///
@@ -67,7 +64,11 @@ impl BatchItem {
         let WorkSegment { operation, value, source, target, length } = self.0;
         match operation {
             Opcode::Fill => Request::fill(target as *mut u8, value, length as usize),
-            _ => Request::copy(source as *const u8, target as *mut u8, length as usize),
+            // Ranges that overlap are moved.
+            _ => Request {
+                operation,
+                ..Request::copy(source as *const u8, target as *mut u8, length as usize)
+            },
         }
     }
 }
@@ -79,7 +80,6 @@ type OwnedBatch<S, T> = OwnedTransfer<Vec<S>, Vec<T>>;
 #[derive(Default)]
 struct BatchSummary {
     length: u64,
-    longest: u64,
     fills: bool,
     moves: Option<u64>,
 }
@@ -94,7 +94,6 @@ impl BatchSummary {
             let (address, length) = (item.target, item.length);
             let wraps = ValidationError::Wraps { side: "target", address, length };
             summary.length = summary.length.checked_add(length).ok_or(wraps)?;
-            summary.longest = summary.longest.max(item.length);
             match item.operation {
                 Opcode::Fill => summary.fills = true,
                 Opcode::Move => summary.moves = Some(item.source),
@@ -230,48 +229,13 @@ impl Ferry {
     /// # Safety
     /// As for [`Ferry::start_raw`], for every item.
     pub unsafe fn start_each_raw(&self, items: &[BatchItem]) -> Result<Vec<Transfer>, Error> {
-        let summary = BatchSummary::of(items)?;
-        let is_traced = tracing::enabled!(tracing::Level::TRACE);
-        if summary.longest > self.core.small_bytes() || is_traced {
-            // SAFETY: the caller upholds the contract. Every request was checked above, so none
-            // fails after others were started.
-            return items.iter().map(|item| unsafe { self.start_raw(item.request()) }).collect();
+        BatchSummary::of(items)?;
+        let mut batch = EachBatch::new(&self.core, self.inline_bytes, items.len());
+        for item in items {
+            // SAFETY: the caller upholds the contract; all items were checked above.
+            unsafe { batch.add(item.request()) };
         }
-        let inline_bytes = self.inline_bytes;
-        let mut descriptors: Vec<_> = (items.iter())
-            .map(|BatchItem(item)| {
-                let WorkSegment { operation, value, source, target, length } = *item;
-                // SAFETY: the caller upholds the contract; ranges that overlap are moved.
-                let descriptor = unsafe { Descriptor::new(operation, source, target, length) };
-                (length > inline_bytes).then(|| descriptor.value(value).any_thread())
-            })
-            .collect();
-        let mut transfers = Vec::with_capacity(items.len());
-        while transfers.len() < items.len() {
-            let rest = &mut descriptors[transfers.len()..];
-            let mut sequences = self.core.submit_small_many(rest, summary.length);
-            // A full channel: the caller executes a few, then there may be space for the others.
-            let mut own_turns = OWN_TURNS;
-            for (item, left) in items[transfers.len()..].iter().zip(rest) {
-                let length = item.0.length;
-                transfers.push(match left.take() {
-                    // SAFETY: the caller upholds the contract; it was not submitted.
-                    None if length <= inline_bytes => unsafe {
-                        submit::copy_inline(&item.request())
-                    },
-                    None => sequences.next_transfer(length),
-                    Some(descriptor) if own_turns > 0 => {
-                        own_turns -= 1;
-                        submit::run_refused(descriptor)
-                    }
-                    Some(descriptor) => {
-                        *left = Some(descriptor);
-                        break;
-                    }
-                });
-            }
-        }
-        Ok(transfers)
+        Ok(batch.finish())
     }
 
     /// [`Ferry::start_each_raw`] that returns cookies, for [`Ferry::check`] and [`Ferry::wait`].
@@ -281,12 +245,25 @@ impl Ferry {
     pub unsafe fn start_each_cookie_raw(&self, items: &[BatchItem]) -> Result<Vec<Cookie>, Error> {
         // SAFETY: the caller upholds the contract.
         let transfers = unsafe { self.start_each_raw(items) }?;
-        let cookies: Result<_, _> =
-            transfers.iter().map(|transfer| self.cookie_for(transfer.clone())).collect();
-        if cookies.is_err() {
+        let wait_for_all = |transfers: &[Transfer]| {
             // Without a cookie, the caller could not wait for the others later.
             transfers.iter().for_each(|transfer| drop(transfer.wait()));
+        };
+        let table = &self.core.cookies;
+        let numbers = table.reserve(transfers.len()).inspect_err(|_| wait_for_all(&transfers))?;
+        let mut cookies = Vec::with_capacity(transfers.len());
+        let mut left = transfers.into_iter();
+        for (number, transfer) in numbers.zip(&mut left) {
+            match table.insert(number, transfer) {
+                Ok(cookie) => cookies.push(cookie),
+                Err((error, transfer)) => {
+                    cookies.into_iter().for_each(|cookie| drop(self.wait(cookie)));
+                    wait_for_all(&[transfer]);
+                    wait_for_all(left.as_slice());
+                    return Err(error.into());
+                }
+            }
         }
-        cookies
+        Ok(cookies)
     }
 }

@@ -7,6 +7,7 @@
 //! success.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
@@ -99,25 +100,45 @@ impl CookieTable {
         }
     }
 
-    /// Assigns a number to a transfer.
-    pub(crate) fn insert(&self, transfer: Transfer) -> Result<Cookie, CookieError> {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        if number >> NUMBER_BITS != 0 {
-            return Err(CookieError::Exhausted);
-        }
+    /// Takes the numbers of as many transfers, for [`CookieTable::insert`].
+    pub(crate) fn reserve(&self, count: usize) -> Result<Range<u64>, CookieError> {
+        let first = self.next.fetch_add(count as u64, Ordering::Relaxed);
+        let end = first.saturating_add(count as u64);
+        if end > 1 << NUMBER_BITS { Err(CookieError::Exhausted) } else { Ok(first..end) }
+    }
+
+    /// Gives a transfer its number. `Err` returns it.
+    pub(crate) fn insert(
+        &self,
+        number: u64,
+        transfer: Transfer,
+    ) -> Result<Cookie, (CookieError, Transfer)> {
         let cookie = Cookie((self.ferry << NUMBER_BITS | number).cast_signed());
         if matches!(transfer.outcome(), Some(Ok(_))) {
             return Ok(cookie);
         }
+        match self.vacate(number, cookie) {
+            Ok(mut slot) => {
+                *slot = Some(CookieSlot { number, transfer });
+                Ok(cookie)
+            }
+            Err(error) => Err((error, transfer)),
+        }
+    }
+
+    /// Locks the slot of a number, whose entry may be replaced then.
+    fn vacate(
+        &self,
+        number: u64,
+        cookie: Cookie,
+    ) -> Result<MutexGuard<'_, Option<CookieSlot>>, CookieError> {
         // The caller retires the old entry while it holds the lock of the slot, so that a transfer
         // is always in its slot or among the retired ones.
-        let mut slot = self.guard(self.slot(number), cookie)?;
+        let slot = self.guard(self.slot(number), cookie)?;
         if let Some(old) = &*slot {
             self.retire(old, cookie)?;
         }
-        *slot = Some(CookieSlot { number, transfer });
-        drop(slot);
-        Ok(cookie)
+        Ok(slot)
     }
 
     /// Locks a part of the table. In a forked child, a thread that exists only in the parent may
@@ -253,25 +274,39 @@ mod tests {
         }
     }
 
+    fn insert(table: &CookieTable) -> Result<Cookie, CookieError> {
+        let number = table.reserve(1)?.start;
+        table.insert(number, endless()).map_err(|(error, _)| error)
+    }
+
+    #[test]
+    fn numbers_of_a_batch_are_in_a_row_and_run_out() {
+        let table = CookieTable::new(1);
+        assert_eq!((table.reserve(3), table.reserve(0)), (Ok(0..3), Ok(3..3)));
+        table.next.store((1 << NUMBER_BITS) - 2, Ordering::Relaxed);
+        assert_eq!(table.reserve(3), Err(CookieError::Exhausted));
+        assert_eq!(table.reserve(1), Err(CookieError::Exhausted));
+    }
+
     #[test]
     fn a_child_is_told_of_the_fork_where_the_parent_holds_a_lock() {
         let table = CookieTable::new(1);
         // The forking thread stands for another thread of the parent that holds the lock: in the
         // child the lock stays locked for ever.
         let slot = lock(table.slot(0));
-        let slot_held = in_child(|| matches!(table.insert(endless()), Err(CookieError::Forked(_))));
+        let slot_held = in_child(|| matches!(insert(&table), Err(CookieError::Forked(_))));
         drop(slot);
         assert_eq!(slot_held, 0, "a held slot");
 
-        let first = table.insert(endless()).unwrap();
+        let first = insert(&table).unwrap();
         table.next.store(SLOTS as u64, Ordering::Relaxed);
         let archive = lock(&table.retired);
         let archive_held = in_child(|| {
-            let refused = matches!(table.insert(endless()), Err(CookieError::Forked(_)));
+            let refused = matches!(insert(&table), Err(CookieError::Forked(_)));
             refused && matches!(table.find(first), Ok(CookieStatus::Transfer(_)))
         });
         drop(archive);
         assert_eq!(archive_held, 0, "a held archive");
-        assert!(table.insert(endless()).is_ok());
+        assert!(insert(&table).is_ok());
     }
 }

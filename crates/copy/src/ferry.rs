@@ -247,14 +247,16 @@ impl Ferry {
 
     /// Assigns a cookie to a transfer that was just started.
     pub(crate) fn cookie_for(&self, transfer: Transfer) -> Result<Cookie, Error> {
-        match self.core.cookies.insert(transfer.clone()) {
-            Ok(cookie) => Ok(cookie),
-            Err(error) => {
-                // Without a cookie, the caller could not wait for the transfer later.
-                let _ = transfer.wait();
-                Err(error.into())
-            }
-        }
+        let cookies = &self.core.cookies;
+        let inserted = match cookies.reserve(1) {
+            Ok(numbers) => cookies.insert(numbers.start, transfer),
+            Err(error) => Err((error, transfer)),
+        };
+        inserted.map_err(|(error, transfer)| {
+            // Without a cookie, the caller could not wait for the transfer later.
+            let _ = transfer.wait();
+            error.into()
+        })
     }
 
     /// Returns whether the transfer of a cookie is complete. Once it is, every further query

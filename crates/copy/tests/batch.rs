@@ -12,7 +12,7 @@ use memferry_copy::{BatchItem, Error, Ferry, Notification, Options, Transfer, Va
 use memferry_engine::testing::polled::PolledEngine;
 use memferry_engine::{Engine, ExecutionError};
 use memferry_testing::until;
-use models::{card, ioat};
+use models::{card, dsa, ioat};
 
 /// Rows of one buffer, copied to rows of another in reverse order, with a gap behind each.
 struct Rows {
@@ -65,6 +65,7 @@ fn ferries() -> Vec<Ferry> {
         over(Arc::new(PolledEngine::new())),
         over(ioat(2).1),
         over(card().1),
+        over(dsa().1),
     ]
 }
 
@@ -270,4 +271,75 @@ fn a_scope_waits_for_its_batches() {
     });
     let expected = ValidationError::LengthMismatch { source_bytes: 5, target_bytes: 6 };
     assert_eq!(mismatch, Err(Error::Validation(expected)));
+}
+
+/// Starts a batch over a device, as Rust and as C start it, and checks that it rings at most `max` doorbells.
+fn check_doorbells(ferry: &Ferry, doorbells: impl Fn() -> u64, lengths: Vec<usize>, max: u64) {
+    for by_cookie in [false, true] {
+        let mut rows = Rows::new(lengths.clone());
+        let (items, before) = (rows.items(), doorbells());
+        if by_cookie {
+            // SAFETY: the rows live until the copies are complete.
+            let cookies = unsafe { ferry.start_each_cookie_raw(&items) }.unwrap();
+            cookies.into_iter().for_each(|cookie| ferry.wait(cookie).unwrap());
+        } else {
+            start_each(ferry, &items).iter().for_each(|transfer| _ = transfer.wait().unwrap());
+        }
+        rows.check();
+        let rung = doorbells() - before;
+        assert!((1..=max).contains(&rung), "{rung} doorbells");
+    }
+}
+
+fn device_ferry(engine: Arc<dyn Engine>) -> Ferry {
+    // A ring that has room for all parts.
+    builder().engine(engine, 1).capacity(4096).inline_bytes(0).build().unwrap()
+}
+
+#[test]
+fn a_device_gets_a_batch_of_small_copies_by_one_doorbell() {
+    let (model, engine) = ioat(1);
+    let ferry = device_ferry(engine);
+    check_doorbells(&ferry, || model.all_counters().doorbells, vec![4096; 64], 1);
+    assert_eq!(model.protocol_violations(), Vec::<String>::new());
+    let (model, engine) = dsa();
+    let ferry = device_ferry(engine);
+    // Copies cross pages, and a batch of the device has 64 descriptors.
+    check_doorbells(&ferry, || model.counters().doorbells, vec![4096; 64], 2);
+    assert_eq!(model.protocol_violations(), Vec::<String>::new());
+}
+
+#[test]
+fn a_large_copy_in_a_batch_leaves_the_small_ones_together() {
+    let (model, engine) = ioat(1);
+    let ferry = device_ferry(engine);
+    let doorbells = || model.all_counters().doorbells;
+    let before = doorbells();
+    let mut large = Rows::new(vec![1 << 20]);
+    start_each(&ferry, &large.items())[0].wait().unwrap();
+    large.check();
+    let alone = doorbells() - before;
+    let mut lengths = vec![4096; 33];
+    lengths[16] = 1 << 20;
+    let (mut rows, before) = (Rows::new(lengths), doorbells());
+    start_each(&ferry, &rows.items()).iter().for_each(|transfer| _ = transfer.wait().unwrap());
+    rows.check();
+    assert!(doorbells() - before <= alone + 2, "{} and {alone}", doorbells() - before);
+}
+
+#[test]
+fn a_long_batch_is_spread_over_channels_and_a_short_one_is_not() {
+    let ferry = || {
+        let builder = builder().channels(4).inline_bytes(0).policy(PolicyKind::RoundRobin);
+        builder.build().unwrap()
+    };
+    for (lengths, expected) in [(vec![4096; 1024], 4), (vec![64; 64], 1)] {
+        let (ferry, mut rows) = (ferry(), Rows::new(lengths));
+        start_each(&ferry, &rows.items()).iter().for_each(|transfer| _ = transfer.wait().unwrap());
+        rows.check();
+        let statistics = ferry.statistics();
+        let (_, channels) = &statistics.engines[0];
+        let used = channels.iter().filter(|channel| channel.submitted > 0).count();
+        assert_eq!(used, expected, "{channels:?}");
+    }
 }

@@ -5,6 +5,7 @@ mod common;
 use std::sync::{Arc, Mutex};
 
 use common::ferry;
+use memferry_copy::BatchItem;
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 
@@ -42,8 +43,17 @@ fn a_transfer_opens_a_span_completes_in_it_and_closes_it() {
     let ferry = ferry();
     ferry.icopy(vec![1u8; 8192], vec![0u8; 8192]).unwrap().wait().unwrap();
     ferry.icopy(vec![1u8; 1 << 20], vec![0u8; 1 << 20]).unwrap().wait().unwrap();
-    drop(ferry);
+    let (source, mut target) = (vec![1u8; 24_000], vec![0u8; 24_000]);
+    let pairs = source.chunks(8000).zip(target.chunks_mut(8000));
+    let items: Vec<_> = pairs
+        .map(|(from, to)| BatchItem::copy(from.as_ptr(), to.as_mut_ptr(), from.len()))
+        .collect();
+    // SAFETY: both live until the copies are complete.
+    let batch = unsafe { ferry.start_each_raw(&items) }.unwrap();
+    batch.iter().for_each(|transfer| _ = transfer.wait().unwrap());
+    assert!(target == source);
+    drop((ferry, batch));
     let log = log.0.lock().unwrap();
     let count = |what: &str| log.iter().filter(|line| line.contains(what)).count();
-    assert_eq!((count("new transfer"), count("completed"), count("closed")), (2, 2, 2), "{log:?}");
+    assert_eq!((count("new transfer"), count("completed"), count("closed")), (5, 5, 5), "{log:?}");
 }

@@ -1,6 +1,7 @@
 //! Execution of a plan: from a validated request to descriptors on channels.
 
 mod active_engine;
+mod batch;
 mod channel_selection;
 mod delivery_rates;
 mod dispatch;
@@ -28,7 +29,8 @@ use crate::poller::PollThread;
 use crate::request::{CacheHint, Options, Request};
 use crate::transfer::{Transfer, WaitConfig};
 
-pub(crate) use active_engine::{ActiveEngine, SubmittedSequences, run_refused};
+pub(crate) use active_engine::ActiveEngine;
+pub(crate) use batch::EachBatch;
 pub(crate) use delivery_rates::{DeliveryBy, DeliveryChoice, DeliveryRates};
 pub(crate) use inline_limit::InlineLimit;
 use inline_limit::SmallCopy;
@@ -338,23 +340,6 @@ impl FerryCore {
             ..=plan::ALWAYS_INLINE_BYTES => DeliveryChoice::INLINE,
             length => self.delivery_rates.decide(length),
         })
-    }
-
-    /// Submits small requests together; what the channel does not accept is left.
-    ///
-    /// The requests must be as for [`FerryCore::submit_small_to`].
-    pub(crate) fn submit_small_many(
-        &self,
-        descriptors: &mut [Option<Descriptor>],
-        bytes: u64,
-    ) -> SubmittedSequences {
-        let only = &self.engines[0];
-        match self.policy.choose(&only.channels, bytes) {
-            Choice::Channel { index, .. } if descriptors.iter().any(Option::is_some) => {
-                only.submit_sequences(index, descriptors)
-            }
-            _ => SubmittedSequences::default(),
-        }
     }
 
     /// Executes the request without a completion, inline or with a sequence in a channel. Returns
