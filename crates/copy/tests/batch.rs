@@ -273,7 +273,8 @@ fn a_scope_waits_for_its_batches() {
     assert_eq!(mismatch, Err(Error::Validation(expected)));
 }
 
-/// Starts a batch over a device, as Rust and as C start it, and checks that it rings at most `max` doorbells.
+/// Starts a batch over a device, as Rust and as C start it, and checks that it rings at most `max`
+/// doorbells.
 fn check_doorbells(ferry: &Ferry, doorbells: impl Fn() -> u64, lengths: Vec<usize>, max: u64) {
     for by_cookie in [false, true] {
         let mut rows = Rows::new(lengths.clone());
@@ -342,4 +343,28 @@ fn a_long_batch_is_spread_over_channels_and_a_short_one_is_not() {
         let used = channels.iter().filter(|channel| channel.submitted > 0).count();
         assert_eq!(used, expected, "{channels:?}");
     }
+}
+
+#[test]
+fn a_copy_of_a_batch_whose_memory_does_not_exist_fails_alone() {
+    let (_, engine) = ioat(1);
+    let ferry = device_ferry(engine);
+    let mut rows = Rows::new(vec![4096; 8]);
+    let mut items = rows.items();
+    let mut target = vec![0u8; 4096];
+    // The first page is never mapped.
+    let nowhere = std::ptr::without_provenance(1 << 10);
+    items.insert(3, BatchItem::copy(nowhere, target.as_mut_ptr(), 64));
+    let transfers = start_each(&ferry, &items);
+    for (index, transfer) in transfers.iter().enumerate() {
+        match transfer.wait() {
+            Ok(_) => assert_ne!(index, 3),
+            Err(error) => {
+                assert_eq!(index, 3, "{error}");
+                let expected = ExecutionError::BadMemory { address: 1 << 10, done_bytes: 0 };
+                assert_eq!(error, Error::Execution(expected));
+            }
+        }
+    }
+    rows.check();
 }
