@@ -18,7 +18,7 @@ use memferry_copy::{Ferry, Options, Request};
 use memferry_engine::Engine;
 use memferry_engine::dsa::DsaEngine;
 use memferry_engine::ioat::IoatEngine;
-use memferry_engine::testing::dsa_model::{DsaFaults, DsaModel};
+use memferry_engine::testing::dsa_model::{DsaFaults, DsaModel, IdxdModel, IdxdModelOptions};
 use memferry_engine::testing::ioat_model::{IoatFaults, IoatModel};
 use memferry_memory::pinning::{Access, PageRange, Pinner};
 use memferry_testing::{RingPinner, until};
@@ -33,16 +33,26 @@ fn ferry(kind: &str, delay: Duration) -> Ferry {
     let over = |engine: Arc<dyn Engine>| {
         Ferry::builder().engine(engine, 1).inline_bytes(0).build().unwrap()
     };
-    if kind == "ioat" {
-        let model = IoatModel::builder().contiguous(true).build();
-        let ferry = over(Arc::new(IoatEngine::over_model(model.clone()).unwrap()));
-        model.set_faults(IoatFaults { delay, ..IoatFaults::default() });
-        ferry
-    } else {
-        let model = DsaModel::new();
-        let ferry = over(Arc::new(DsaEngine::over_model(model.clone()).unwrap()));
-        model.set_faults(DsaFaults { delay, ..DsaFaults::default() });
-        ferry
+    let dsa_faults = DsaFaults { delay, ..DsaFaults::default() };
+    match kind {
+        "ioat" => {
+            let model = IoatModel::builder().contiguous(true).build();
+            let ferry = over(Arc::new(IoatEngine::over_model(model.clone()).unwrap()));
+            model.set_faults(IoatFaults { delay, ..IoatFaults::default() });
+            ferry
+        }
+        "dsa" => {
+            let model = DsaModel::new();
+            let ferry = over(Arc::new(DsaEngine::over_model(model.clone()).unwrap()));
+            model.set_faults(dsa_faults);
+            ferry
+        }
+        _ => {
+            let model = IdxdModel::new(IdxdModelOptions::default()).unwrap();
+            let ferry = over(Arc::new(DsaEngine::over_idxd_model(model.clone()).unwrap()));
+            model.device().set_faults(dsa_faults);
+            ferry
+        }
     }
 }
 
@@ -80,11 +90,14 @@ fn shared_memory() -> OwnedFd {
 
 #[test]
 fn nothing_of_a_killed_process_stays_mapped_or_pinned() {
-    for kind in ["ioat", "dsa"] {
+    for kind in ["ioat", "dsa", "idxd"] {
         let memory = shared_memory();
+        // The child cannot remove the files of its model.
+        let folder = tempfile::tempdir().unwrap();
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "a_child_has_copies_in_flight_until_it_is_killed", "--nocapture"])
             .env(CHILD, format!("{kind} {}", memory.as_raw_fd()))
+            .env("TMPDIR", folder.path())
             .stderr(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()
