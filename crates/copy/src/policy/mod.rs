@@ -5,9 +5,9 @@
 //! that wants another distribution opens a ferry for each group of channels.
 
 mod adaptive;
-mod dedicated;
+pub(crate) mod dedicated;
 mod round_robin;
-mod sticky;
+pub(crate) mod sticky;
 
 use std::sync::Arc;
 

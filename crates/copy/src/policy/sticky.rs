@@ -7,6 +7,9 @@ use memferry_engine::Channel;
 
 use super::Choice;
 
+/// The maximum number of channels of which the policy reads the backlog at once.
+pub(crate) const MAX_LOOKS: usize = 16;
+
 /// Stays with one channel, which therefore stays awake, until its backlog is too large. Then it looks at
 /// all of them: the least loaded one that is awake is next, or one that sleeps if all others have too
 /// much. Once the channels are idle again it starts over with the first: the same few stay awake.
@@ -87,7 +90,6 @@ impl Sticky {
     /// there is any. And what is outstanding in all of them. Of very many channels it looks at some, those
     /// behind the current one.
     fn least_loaded(&self, channels: &[Arc<dyn Channel>], current: usize) -> (usize, u64) {
-        const MAX_LOOKS: usize = 16;
         let start = if channels.len() > MAX_LOOKS { current + 1 } else { 0 };
         let (mut least, mut chosen, mut outstanding) = (u64::MAX, 0, 0_u64);
         for turn in 0..channels.len().min(MAX_LOOKS) {

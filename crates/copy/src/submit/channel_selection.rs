@@ -121,12 +121,13 @@ impl FerryCore {
     }
 }
 
+/// Minimum size in bytes of a copy for which the kernel is asked for the node of its target.
+pub(crate) const MIN_PLACED_BYTES: u64 = 1 << 20;
+
 /// Sorts channels by the distance of their threads from the calling thread: those first that share
 /// caches with it, and one on the same core last. On a machine with several nodes of memory, channels
 /// on the node of a large target come before all others. Channels without a thread keep their order.
 fn sort_by_distance(channels: &mut [&Arc<dyn Channel>], bytes: u64, target: u64) {
-    /// Minimum size in bytes of a copy for which the kernel is asked for the node of its target.
-    const MIN_PLACED_BYTES: u64 = 1 << 20;
     let (topology, here) = (Topology::of_machine(), affinity::current_core());
     let is_placed = topology.nodes() > 1 && bytes >= MIN_PLACED_BYTES;
     let node = is_placed.then(|| topology::memory_node(target)).flatten();
