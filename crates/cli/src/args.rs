@@ -175,7 +175,7 @@ pub(crate) struct ExplainArgs {
     pub(crate) bytes: Option<u64>,
     /// Explain a message of this size between two processes instead of a copy
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    #[arg(conflicts_with_all = ["bytes", "hot", "cold", "gpu", "ioat", "nic", "dsa"])]
+    #[arg(conflicts_with_all = ["bytes", "hot", "cold", "gpu", "ioat", "nic", "dsa", "all"])]
     pub(crate) message: Option<u64>,
     /// The buffers are in the caches, or will be used soon: copy through the caches
     #[arg(long, conflicts_with = "cold")]
@@ -202,6 +202,9 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "DEVICES", num_args = 0..=1)]
     #[arg(require_equals = true, default_missing_value = "auto")]
     pub(crate) dsa: Option<String>,
+    /// Show every limit that is the same on all machines, not only the important ones
+    #[arg(long)]
+    pub(crate) all: bool,
     /// The memory of the source; the default is host
     #[arg(long, value_name = "MEMORY", requires = "gpu")]
     pub(crate) from: Option<MemoryLocation>,

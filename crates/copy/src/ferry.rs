@@ -11,11 +11,12 @@ use memferry_engine::completion::TransferOutput;
 use crate::builder::FerryBuilder;
 use crate::cookie::{Cookie, CookieStatus};
 use crate::error::{BuildError, Error, ValidationError};
+use crate::learned::LearnedValues;
 use crate::plan::{self, CopyPlan, CopyPlanContext, CopyQuery};
 use crate::policy::PolicyKind;
 use crate::request::{Options, Request};
 use crate::statistics::Statistics;
-use crate::submit::{ActiveEngine, FerryCore, copy_inline};
+use crate::submit::{ActiveEngine, FerryCore, ShareRates, copy_inline};
 use crate::transfer::{FailedTransfer, OwnedSource, OwnedTarget, OwnedTransfer, Transfer};
 use memferry_sys::stats;
 
@@ -357,6 +358,20 @@ impl Ferry {
         self.core.policy.kind()
     }
 
+    /// Returns what was learned from the time of copies so far.
+    pub fn learned(&self) -> LearnedValues {
+        let FerryCore { inline_limit, delivery_rates, share_rates, engines, .. } = &*self.core;
+        let channels = engines.iter().flat_map(|open| &open.channels);
+        LearnedValues {
+            inline_bytes: inline_limit.bytes(),
+            max_inline_bytes: self.core.plan_context.profile.inline_bytes as u64,
+            deliveries: delivery_rates.learned(),
+            first_submit_ns: delivery_rates.first_submit_ns(),
+            shares: share_rates.as_ref().map(ShareRates::learned),
+            groups: channels.filter_map(|channel| channel.group_kernels()).collect(),
+        }
+    }
+
     /// Returns the counters so far.
     pub fn statistics(&self) -> Statistics {
         let FerryCore { engines, wait_config: waiting, .. } = &*self.core;
@@ -392,7 +407,7 @@ impl Ferry {
 }
 
 /// The size in bytes from which blocking copies are timed. Smaller ones do not read the clock.
-const MIN_TIMED_BYTES: u64 = 64 << 10;
+pub(crate) const MIN_TIMED_BYTES: u64 = 64 << 10;
 
 /// Returns the start and the exclusive end of a range in a slice of `length` elements.
 pub(crate) fn bounds(range: &impl RangeBounds<usize>, length: usize) -> (usize, usize) {

@@ -16,6 +16,7 @@ mod deliver;
 mod device;
 mod error;
 mod ferry;
+mod learned;
 mod list;
 mod parts;
 pub mod plan;
@@ -34,6 +35,7 @@ pub use deliver::Segment;
 pub use device::Region;
 pub use error::{BuildError, CookieError, Error, ValidationError};
 pub use ferry::Ferry;
+pub use learned::{LearnedDelivery, LearnedShare, LearnedValues};
 pub use request::{CacheHint, Options, Request};
 pub use statistics::Statistics;
 pub use transfer::{

@@ -365,3 +365,28 @@ fn a_ferry_with_a_gpu_alone_delivers_in_ordinary_memory() {
     let ring = ring(3000);
     is_complete_when_it_is_notified(&ferry, &packets(&ring), 3);
 }
+
+#[test]
+fn a_ferry_tells_what_it_learned_of_its_deliveries() {
+    let ferry = common::ferry();
+    let before = ferry.learned();
+    assert_eq!((before.inline_bytes, before.max_inline_bytes), (1 << 10, 1 << 10));
+    assert!(before.first_submit_ns > 0 && before.deliveries.is_empty(), "{before:?}");
+    // The size from which copies are shared was set, so sharing is not measured.
+    assert_eq!(before.shares, None);
+    assert_eq!(before.groups.len(), 2);
+    assert!(before.groups.iter().all(|group| !group.worker.streams && !group.helper.streams));
+    let (source, mut target) = (common::pattern(4 << 10, 1), vec![0; 4 << 10]);
+    let segments: Vec<Segment> = source.chunks(1 << 10).map(Segment::from).collect();
+    for _ in 0..8 {
+        // SAFETY: both buffers are used by nothing else until the delivery is complete.
+        let delivery =
+            unsafe { ferry.ideliver_raw(&segments, target.as_mut_ptr(), Options::new()) };
+        delivery.unwrap().wait().unwrap();
+    }
+    assert_eq!(target, source);
+    let after = ferry.learned().deliveries;
+    assert_eq!(after.len(), 1, "{after:?}");
+    assert_eq!(after[0].min_bytes, 4 << 10);
+    assert!(after[0].caller_ns_per_byte > 0.0);
+}

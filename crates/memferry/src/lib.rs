@@ -120,9 +120,9 @@
 
 pub use memferry_copy::{
     BatchItem, Buffer, BuildError, CacheHint, Cookie, CookieError, CrcTransfer, Dependency, Error,
-    FailedTransfer, Ferry, FerryBuilder, Options, OwnedSlice, OwnedSource, OwnedTarget,
-    OwnedTransfer, Pod, Region, RegistrationStatistics, Request, ScopedTransfer, Segment,
-    Statistics, Transfer, TransferScope, ValidationError,
+    FailedTransfer, Ferry, FerryBuilder, LearnedDelivery, LearnedShare, LearnedValues, Options,
+    OwnedSlice, OwnedSource, OwnedTarget, OwnedTransfer, Pod, Region, RegistrationStatistics,
+    Request, ScopedTransfer, Segment, Statistics, Transfer, TransferScope, ValidationError,
 };
 
 pub use memferry_copy::{
@@ -154,7 +154,9 @@ pub mod plan {
         CopyPlan, CopyPlanContext, CopyQuery, CopyReason, CopyStrategy, DirectionCosts,
         EngineSummary, plan,
     };
-    pub use memferry_engine::contract::{RegistrationCosts, ReuseHint, TuningFact, TuningOrigin};
+    pub use memferry_engine::contract::{
+        GroupKernel, GroupKernels, RegistrationCosts, ReuseHint, TuningFact, TuningOrigin,
+    };
 }
 
 /// Policies that distribute transfers over the channels of an engine.

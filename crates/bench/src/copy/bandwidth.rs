@@ -10,7 +10,9 @@ use memferry::{Ferry, Request, Transfer};
 use rayon::prelude::*;
 
 use crate::Progress;
-use crate::harness::{Budget, BufferPair, FnCandidate, Harness, Role, Samples, memcpy, set};
+use crate::harness::{
+    Budget, BufferPair, FnCandidate, Harness, Role, Samples, memcpy, min_or_nan, set,
+};
 use crate::results::outcome::Outcome;
 use crate::results::size;
 use crate::{Bench, Effort};
@@ -49,6 +51,7 @@ fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow:
     // byte.
     let mut pair = BufferPair::new(WINDOW * MAX_BYTES)?;
     let mut worst = f64::INFINITY;
+    let mut against_rayon = Vec::new();
     for bytes in sizes {
         progress.step(&size::format(bytes as u64));
         let times = measure(&ferry, &runtime, &mut pair, bytes, effort);
@@ -56,6 +59,7 @@ fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow:
         outcome.rows.extend(times.bandwidth_rows("cold", bytes as u64, moved));
         let summary = &mut outcome.summary;
         worst = worst.min(times.ratio(MEMFERRY, MEMCPY));
+        against_rayon.push(times.ratio(MEMFERRY, RAYON));
         if bytes == 64 << 10 {
             set(summary, "cold_64k_vs_memcpy", times.ratio(MEMFERRY, MEMCPY));
             set(summary, "cold_64k_vs_rayon", times.ratio(MEMFERRY, RAYON));
@@ -66,6 +70,7 @@ fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow:
         }
     }
     set(&mut outcome.summary, "worst_vs_memcpy", worst);
+    set(&mut outcome.summary, "worst_vs_rayon", min_or_nan(against_rayon));
     outcome.notes.push(
         "Each run posts 128 copies at successive places of two 512 MiB buffers and waits for \
          all of them. rayon has one thread per core, of which the caller is one; tokio runs each copy with spawn_blocking \

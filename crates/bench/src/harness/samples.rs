@@ -176,6 +176,11 @@ pub(crate) fn max_or_nan(values: impl IntoIterator<Item = f64>) -> f64 {
     values.into_iter().reduce(larger).unwrap_or(f64::NAN)
 }
 
+/// Returns the smallest value; NaN if one is NaN, or if there is none.
+pub(crate) fn min_or_nan(values: impl IntoIterator<Item = f64>) -> f64 {
+    -max_or_nan(values.into_iter().map(|value| -value))
+}
+
 /// Median; NaN without values.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);

@@ -190,4 +190,7 @@ fn the_largest_of_values_is_none_if_one_is_none() {
     assert!(max_or_nan([1.0, f64::NAN, 2.0]).is_nan());
     assert!(max_or_nan([f64::NAN, 2.0]).is_nan());
     assert!(max_or_nan([]).is_nan());
+    assert_eq!(min_or_nan([2.0, 1.0, f64::INFINITY]), 1.0);
+    assert!(min_or_nan([1.0, f64::NAN]).is_nan());
+    assert!(min_or_nan([]).is_nan());
 }

@@ -4,7 +4,7 @@
 use crate::Progress;
 use crate::group::{BenchEnvironment, GroupTask, PACKETS, RECEIVE_AHEAD, RECEIVE_NAIVE};
 use crate::harness::{Budget, Sample, Samples};
-use crate::harness::{median, set};
+use crate::harness::{median, min_or_nan, set};
 use crate::results::outcome::Outcome;
 use crate::results::size;
 use crate::{Bench, Effort};
@@ -18,9 +18,33 @@ pub(crate) static BENCH: Bench = Bench::new(
 /// Size of the summary keys: one of the long messages for which the paper states its reductions,
 /// and small enough for the cache of a core.
 const REFERENCE_BYTES: u64 = 1 << 20;
-/// Figures, whether their memory is cold, and their keys.
-const TEMPERATURES: [(&str, bool, &str); 2] =
-    [("hot", false, "overhead_reduction_hot"), ("cold", true, "overhead_reduction")];
+/// Minimum size of the messages of which the keys have the worst: what a shorter one loses is small
+/// beside the difference between two runs.
+const MIN_WORST_BYTES: u64 = 16 << 10;
+
+/// A figure, whether its memory is cold, the key of messages at the reference size, and the key of
+/// packets.
+struct Temperature {
+    figure: &'static str,
+    cold: bool,
+    reduction: &'static str,
+    packets_gain: &'static str,
+}
+
+const TEMPERATURES: [Temperature; 2] = [
+    Temperature {
+        figure: "hot",
+        cold: false,
+        reduction: "overhead_reduction_hot",
+        packets_gain: "packets_hot_worst_gain",
+    },
+    Temperature {
+        figure: "cold",
+        cold: true,
+        reduction: "overhead_reduction",
+        packets_gain: "packets_cold_worst_gain",
+    },
+];
 
 fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
     let sizes = sizes(effort);
@@ -29,7 +53,8 @@ fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow:
     let mut camp = BenchEnvironment::in_process()?;
     let cores = camp.cores();
     let mut field = camp.receiver_candidates();
-    for (figure, cold, key) in TEMPERATURES {
+    let mut reductions = Vec::new();
+    for Temperature { figure, cold, reduction: key, .. } in TEMPERATURES {
         for &bytes in &sizes {
             progress.step(&format!("{figure} {}", size::format(bytes)));
             let task = GroupTask::Receive { bytes, cold };
@@ -41,11 +66,16 @@ fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow:
             if bytes == REFERENCE_BYTES {
                 set(&mut outcome.summary, key, reduction(&rounds));
             }
+            if bytes >= MIN_WORST_BYTES {
+                reductions.push(reduction(&rounds));
+            }
         }
     }
+    set(&mut outcome.summary, "overhead_worst_reduction", min_or_nan(reductions));
     drop(field);
     let mut field = camp.packet_candidates();
-    for (temperature, cold, _) in TEMPERATURES {
+    for Temperature { figure: temperature, cold, packets_gain: key, .. } in TEMPERATURES {
+        let mut gains = Vec::new();
         for &bytes in &sizes {
             progress.step(&format!("packets, {temperature} {}", size::format(bytes)));
             let task = GroupTask::Receive { bytes, cold };
@@ -55,7 +85,11 @@ fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow:
             if bytes == REFERENCE_BYTES {
                 outcome.notes.extend(packets_note(temperature, &rounds));
             }
+            if bytes >= MIN_WORST_BYTES {
+                gains.push(packets_gain(&rounds));
+            }
         }
+        set(&mut outcome.summary, key, min_or_nan(gains));
     }
     drop(field);
     camp.finish(&mut outcome);
@@ -103,13 +137,31 @@ fn notes(cores: usize) -> Vec<String> {
 
 /// Note about how much less overhead a delivery has than memcpy; `None` if it was not measured.
 fn packets_note(temperature: &str, rounds: &Samples) -> Option<String> {
-    let [copied, delivered] = PACKETS.map(|series| median(rounds.values(series, lost_ns)));
+    let [copied, delivered] = packets_lost(rounds);
     let saved = share_saved(delivered, copied);
     let (bytes, share) = (size::format(REFERENCE_BYTES), 100.0 * saved.abs());
     let word = if saved < 0.0 { "more" } else { "less" };
     let text =
         || format!("Packets, {temperature}: {share:.0} % {word} lost than by memcpy at {bytes}.");
     saved.is_finite().then(text)
+}
+
+/// The compute time that a message in packets takes, by memcpy and by a delivery: the medians of rounds,
+/// as in the rows. NaN if it was not measured.
+fn packets_lost(rounds: &Samples) -> [f64; 2] {
+    PACKETS.map(|series| median(rounds.values(series, lost_ns)))
+}
+
+/// How many times less compute time a delivery takes than memcpy; infinite if it takes none, NaN if one
+/// of both was not measured.
+fn packets_gain(rounds: &Samples) -> f64 {
+    let [copied, delivered] = packets_lost(rounds);
+    gain(copied, delivered)
+}
+
+fn gain(copied_ns: f64, delivered_ns: f64) -> f64 {
+    let measured = copied_ns > 0.0 && delivered_ns.is_finite();
+    if measured { copied_ns / delivered_ns.max(0.0) } else { f64::NAN }
 }
 
 fn sizes(effort: Effort) -> Vec<u64> {
@@ -151,11 +203,13 @@ fn share_saved(best_ns: f64, naive_ns: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::results::outcome::Summary;
 
     #[test]
     fn every_effort_measures_what_the_keys_need() {
         for effort in [Effort::Brief, Effort::Quick, Effort::Full] {
             assert!(sizes(effort).contains(&REFERENCE_BYTES), "{effort:?}");
+            assert!(sizes(effort).iter().any(|&bytes| bytes >= MIN_WORST_BYTES), "{effort:?}");
         }
     }
 
@@ -168,6 +222,24 @@ mod tests {
         assert!(share_saved(f64::NAN, 100.0).is_nan());
         // Without samples.
         assert!(reduction(&Samples::default()).is_nan());
+    }
+
+    #[test]
+    fn a_gain_is_the_loss_by_memcpy_for_each_of_the_delivery() {
+        assert_eq!(gain(100.0, 50.0), 2.0);
+        assert_eq!(gain(100.0, 125.0), 0.8);
+        assert_eq!(gain(100.0, -5.0), f64::INFINITY);
+        assert!(gain(-1.0, 50.0).is_nan());
+        assert!(gain(100.0, f64::NAN).is_nan());
+    }
+
+    #[test]
+    fn the_worst_size_makes_the_key_and_a_missing_series_leaves_it_out() {
+        let mut summary = Summary::default();
+        set(&mut summary, "some", min_or_nan([gain(3.0, 2.0), gain(4.0, 5.0), gain(1.0, 0.0)]));
+        assert_eq!(summary.get("some"), Some(0.8));
+        set(&mut summary, "none", min_or_nan([gain(3.0, 2.0), packets_gain(&Samples::default())]));
+        assert_eq!(summary.get("none"), None);
     }
 
     #[test]

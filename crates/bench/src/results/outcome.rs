@@ -102,7 +102,8 @@ impl Outcome {
 
     /// Compares a number of the summary with its target.
     pub fn judge(&self, key: &str, value: f64) -> KeyResult {
-        summary_keys::judge(&self.bench, key, value, self.disturbance())
+        let (cores, disturbance) = (self.machine.cores, self.disturbance());
+        summary_keys::judge_on(cores, &self.bench, key, value, disturbance)
     }
 
     /// The keys that miss their targets, with their numbers.

@@ -4,8 +4,10 @@
 use anyhow::{Context, anyhow};
 use memferry::engine::Kernel;
 use memferry::engine::cpu::{CpuProfile, ProfileOrigin};
-use memferry::plan::{self, CopyPlan, CopyPlanContext, CopyQuery, CopyReason, CopyStrategy};
-use memferry::{CacheHint, CudaEngine, EngineSelection, Ferry};
+use memferry::plan::{
+    self, CopyPlan, CopyPlanContext, CopyQuery, CopyReason, CopyStrategy, FixedLimit,
+};
+use memferry::{CacheHint, CudaEngine, EngineSelection, Ferry, LearnedValues};
 use memferry_bench::results::size;
 use serde::Serialize;
 
@@ -27,8 +29,10 @@ struct Explanation {
     /// The values by which engines are tuned, with their reasons.
     tuning: Vec<EngineTuning>,
     measured: Vec<MeasuredValue>,
-    /// The limits that are the same on every machine.
+    /// All limits that are the same on every machine, and those that only the user sets.
     fixed: Vec<MeasuredValue>,
+    /// The values that adapt while a program runs, and what they start from.
+    adapts: AdaptedStart,
     /// The GPU, if one was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     gpu: Option<GpuExplanation>,
@@ -43,7 +47,53 @@ struct Choice {
     estimate_us: f64,
 }
 
-/// A measured value that the planner uses.
+/// From which values a ferry starts to learn.
+#[derive(Debug, Serialize)]
+struct AdaptedStart {
+    /// The size up to which the caller copies inline.
+    inline_bytes: u64,
+    /// The time of a submission of a delivery in ns.
+    delivery_submit_ns: u64,
+    /// Whether blocking copies are shared while that is measured to be faster.
+    shares: bool,
+    /// The speed with non-temporal stores that groups of small copies are compared with; `None` without
+    /// channels that measure them.
+    group_gb_per_s: Option<f64>,
+}
+
+impl AdaptedStart {
+    fn new(learned: &LearnedValues) -> Self {
+        Self {
+            inline_bytes: learned.inline_bytes,
+            delivery_submit_ns: learned.first_submit_ns,
+            shares: learned.shares.is_some(),
+            group_gb_per_s: learned.groups.first().map(|group| group.worker.streaming_gb_per_s),
+        }
+    }
+
+    /// One line of text.
+    fn line(&self) -> String {
+        let shares = if self.shares { ", sharing from always" } else { "" };
+        let speed = |speed: f64| format!(", groups from cached, against {speed:.0} GB/s");
+        let groups = self.group_gb_per_s.map(speed).unwrap_or_default();
+        format!(
+            "    While it runs a ferry adapts: inline_bytes from {}, deliveries from {} ns{shares}{groups}.\n",
+            size::format(self.inline_bytes),
+            self.delivery_submit_ns
+        )
+    }
+}
+
+/// What is printed, and how.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Output {
+    /// One JSON object.
+    pub(super) json: bool,
+    /// All limits in the text.
+    pub(super) all: bool,
+}
+
+/// A value that decides about copies.
 #[derive(Debug, Serialize)]
 pub(super) struct MeasuredValue {
     pub(super) name: &'static str,
@@ -57,7 +107,7 @@ pub(super) fn run(
     question: CopyQuery,
     gpu: Option<usize>,
     devices: &RequestedDevices,
-    json: bool,
+    output: Output,
 ) -> anyhow::Result<()> {
     let builder = devices.select(Ferry::builder());
     let ferry = match gpu {
@@ -70,10 +120,15 @@ pub(super) fn run(
     let device = ferry.engine_as::<CudaEngine>().filter(|_| gpu.is_some());
     let device = device.map(|gpu| GpuExplanation::new(gpu.info(), gpu.profile(), &question));
     let explanation = explain(&ferry, question, devices, device)?;
-    if json {
+    if output.json {
         return show::print_json(&explanation);
     }
-    Ok(show::print(&render(&explanation, &origin(ferry.plan_context()), Paint::for_stdout()))?)
+    Ok(show::print(&render(
+        &explanation,
+        &origin(ferry.plan_context()),
+        output.all,
+        Paint::for_stdout(),
+    ))?)
 }
 
 fn explain(
@@ -109,7 +164,8 @@ fn explain(
         blocking: choose(true)?,
         asynchronous: choose(false)?,
         measured: measured(&facts.profile),
-        fixed: fixed(),
+        fixed: fixed(&facts.profile),
+        adapts: AdaptedStart::new(&ferry.learned()),
         gpu,
     })
 }
@@ -246,7 +302,6 @@ fn measured(profile: &CpuProfile) -> Vec<MeasuredValue> {
             profile.shared_stream_bytes,
             "several parties stream from here on",
         ),
-        bytes("chunk_bytes", profile.chunk_bytes, "the largest chunk"),
         number("wake_ns", profile.wake_ns, "ns", "waking a channel that sleeps, for the caller"),
         bytes(
             "backlog",
@@ -256,18 +311,34 @@ fn measured(profile: &CpuProfile) -> Vec<MeasuredValue> {
     ]
 }
 
-/// The limits that are the same on every machine.
-fn fixed() -> Vec<MeasuredValue> {
-    let line = |(name, bytes, meaning)| MeasuredValue {
-        name,
-        value: bytes as f64,
-        text: size::format(bytes),
-        meaning,
+/// The limits that are not measured.
+fn fixed(profile: &CpuProfile) -> Vec<MeasuredValue> {
+    let chunk = MeasuredValue {
+        name: "chunk_bytes",
+        value: profile.chunk_bytes as f64,
+        text: size::format(profile.chunk_bytes as u64),
+        meaning: "the largest chunk, unless it is set",
     };
-    plan::FIXED_LIMITS.map(line).into()
+    let line = |limit: &FixedLimit| MeasuredValue {
+        name: limit.name,
+        value: limit.value,
+        text: match limit.unit {
+            "bytes" => size::format(limit.value as u64),
+            "percent" => format!("{} %", limit.value),
+            "×" => format!("{}×", limit.value),
+            unit => format!("{} {unit}", limit.value),
+        },
+        meaning: limit.decides,
+    };
+    std::iter::once(chunk).chain(plan::FIXED_LIMITS.iter().map(line)).collect()
 }
 
-fn render(explanation: &Explanation, origin: &str, paint: Paint) -> String {
+/// The number of limits that the text shows by default, which come first.
+fn important_limits() -> usize {
+    1 + plan::FIXED_LIMITS.iter().take_while(|limit| limit.is_important).count()
+}
+
+fn render(explanation: &Explanation, origin: &str, all: bool, paint: Paint) -> String {
     let temperature = match explanation.temperature {
         "unknown" => String::new(),
         word => format!("{word} "),
@@ -305,7 +376,13 @@ fn render(explanation: &Explanation, origin: &str, paint: Paint) -> String {
     text += "    The builder, or MEMFERRY_INLINE_BYTES, _SPLIT_BYTES, _STREAM_BYTES (both) and _CHUNK_BYTES, \
          can set these sizes.\n";
     text += &format!("\n  {}\n", paint.bold("the same on every machine"));
-    text += &lines(&explanation.fixed, 21);
+    let shown = if all { explanation.fixed.len() } else { important_limits() };
+    text += &lines(&explanation.fixed[..shown], 21);
+    if !all {
+        let more = explanation.fixed.len() - shown;
+        text += &format!("    {more} more decide about details: --all shows them.\n");
+    }
+    text += &explanation.adapts.line();
     if let Some(gpu) = &explanation.gpu {
         text += &format!("\n  {} (measured just now)\n", paint.bold(&gpu.title()));
         text += &lines(&gpu.measured, 22);

@@ -22,7 +22,8 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<()> {
             let variable = |name: &str| std::env::var(name).ok();
             let named = [("ioat", &args.ioat), ("nic", &args.nic), ("dsa", &args.dsa)];
             let devices = devices::RequestedDevices::new(named, variable);
-            copy::run(copy_query(args, is_sole_user()), args.gpu, &devices, args.json)
+            let query = copy_query(args, is_sole_user());
+            copy::run(query, args.gpu, &devices, copy::Output { json: args.json, all: args.all })
         }
     }
 }

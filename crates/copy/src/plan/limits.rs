@@ -27,37 +27,21 @@ pub(crate) const ALWAYS_SHARED_BYTES: u64 = 4 << 20;
 /// ones cost more than that saves.
 pub(crate) const STREAM_SEGMENT_BYTES: u64 = 16 << 10;
 
-/// A limit that is the same on every machine: its name, its size in bytes, and what it decides.
-pub type FixedLimit = (&'static str, u64, &'static str);
-
-/// The limits that are the same on every machine, for `memferry explain`.
-pub const FIXED_LIMITS: [FixedLimit; 8] = [
-    ("always_inline", ALWAYS_INLINE_BYTES, "asynchronous copies up to this are never submitted"),
-    ("one_descriptor", SINGLE_DESCRIPTOR_BYTES, "asynchronous copies above this have chunks"),
-    ("min_chunk", MIN_CHUNK, "the smallest chunk"),
-    ("min_share", MIN_SHARE, "of a blocking copy, for each channel after the first"),
-    (
-        "measured_share",
-        ALWAYS_SHARED_BYTES,
-        "blocking copies below this are shared while that is measured to be faster",
-    ),
-    ("cold_stream", COLD_STREAM_BYTES, "data that is said to be cold streams from here on"),
-    ("stream_segment", STREAM_SEGMENT_BYTES, "lists of shorter segments on average never stream"),
-    (
-        "caller_delivery",
-        MAX_CALLER_BYTES,
-        "deliveries above this are never copied by a busy caller",
-    ),
-];
+/// Minimum of [`max_backlog_bytes`]: looking at the channels costs time, so it must be rare beside the
+/// copies.
+pub(super) const MIN_BACKLOG: u64 = 32 << 10;
+/// Maximum of [`max_backlog_bytes`].
+pub(super) const MAX_BACKLOG: u64 = 512 << 10;
+/// A caller that waits wakes channels for a copy of at least so many times the time of waking them.
+pub(super) const WAKE_FACTOR: f64 = 8.0;
+/// As [`WAKE_FACTOR`], if the caller does not wait.
+pub(super) const WAKE_FACTOR_ASYNCHRONOUS: f64 = 32.0;
 
 /// Returns the backlog of a channel in bytes from which the next transfers go to another channel: what
 /// a core copies in the time of waking another one.
 pub fn max_backlog_bytes(profile: &CpuProfile) -> u64 {
-    /// Looking at the channels costs time, so it must be rare beside the copies.
-    const MIN: u64 = 32 << 10;
-    const MAX: u64 = 512 << 10;
     let copied = profile.wake_ns * profile.stream_gb_per_s;
-    (copied as u64).clamp(MIN, MAX)
+    (copied as u64).clamp(MIN_BACKLOG, MAX_BACKLOG)
 }
 
 /// Returns the number of sleeping channels that are worth waking for `bytes` bytes. The caller's
@@ -79,6 +63,6 @@ pub(crate) fn worth_waking_at(
     bytes: u64,
     blocking: bool,
 ) -> usize {
-    let small_beside = if blocking { 8.0 } else { 32.0 };
+    let small_beside = if blocking { WAKE_FACTOR } else { WAKE_FACTOR_ASYNCHRONOUS };
     (bytes as f64 / gb_per_s / (small_beside * profile.wake_ns)) as usize
 }

@@ -3,6 +3,7 @@
 //! The same query always gets the same plan. The planner measures nothing and has no side effects,
 //! so `memferry explain` can print a plan without executing it.
 
+mod fixed_limits;
 mod limits;
 mod reason;
 mod registration;
@@ -13,12 +14,13 @@ use memferry_engine::contract::{
 use memferry_engine::cpu::CpuProfile;
 use memferry_engine::{Capabilities, CostLine, Engine, Kernel, MemoryKind, Opcode};
 
+pub use fixed_limits::{FIXED_LIMITS, FixedLimit};
 pub(crate) use limits::{
     ALWAYS_INLINE_BYTES, ALWAYS_SHARED_BYTES, MAX_CALLER_BYTES, SINGLE_DESCRIPTOR_BYTES,
     STREAM_SEGMENT_BYTES, worth_waking_at,
 };
 use limits::{COLD_STREAM_BYTES, MIN_CHUNK, MIN_SHARE};
-pub use limits::{FIXED_LIMITS, FixedLimit, max_backlog_bytes, worth_waking};
+pub use limits::{max_backlog_bytes, worth_waking};
 pub use reason::CopyReason;
 
 use crate::request::CacheHint;
@@ -27,11 +29,15 @@ use memferry_sys::stats::kinds::CopyPath;
 /// Minimum size in bytes of transfers whose memory engines record for reuse: unmapping monitored
 /// memory costs time.
 pub const MIN_TRACKED_BYTES: u64 = 1 << 20;
+/// The chunks of a shared transfer for each thread that may claim them.
 const CHUNKS_PER_PARTY: u64 = 4;
 /// Maximum size in bytes of a chunk that a device copies by one descriptor: a device takes tens of
 /// microseconds for it, and then progress is visible.
 pub(crate) const MAX_DEVICE_CHUNK: u64 = 1 << 20;
 const PAGE: u64 = 4096;
+/// Approximate ratio of the cached copy speed, at which the limit of inline copies was measured, to the
+/// copy speed from memory.
+const COLD_FACTOR: u64 = 8;
 
 /// The planner's view of an engine.
 ///
@@ -342,9 +348,6 @@ fn caller_reason(profile: &CpuProfile, question: &CopyQuery) -> Option<CopyReaso
     if question.blocking && question.operation == Opcode::Move {
         return Some(CopyReason::OverlappingAndBlocking);
     }
-    /// Approximate ratio of the cached copy speed, at which the limit was measured, to the copy
-    /// speed from memory.
-    const COLD_FACTOR: u64 = 8;
     let inline_bytes = match question.cache_hint {
         CacheHint::Cold => profile.inline_bytes as u64 / COLD_FACTOR,
         _ => profile.inline_bytes as u64,

@@ -10,10 +10,26 @@ use super::{
 };
 
 /// One more channel shares a staged transfer for each multiple of this size in bytes.
-const SHARED_BYTES: u64 = 256 << 10;
+pub(super) const SHARED_BYTES: u64 = 256 << 10;
 
 /// Penalty factor on the estimate of a route that is used only if there is no other.
-const LAST_RESORT_FACTOR: f64 = 10.0;
+pub(super) const LAST_RESORT_FACTOR: f64 = 10.0;
+
+/// Maximum chunk size in bytes of registered memory. The engine claims several chunks at a time, and
+/// progress is visible per chunk.
+pub(super) const CHUNK_BYTES: u64 = 4 << 20;
+/// The chunks of a transfer of registered memory.
+pub(super) const CHUNKS: u64 = 32;
+/// Maximum size in bytes of a staged chunk: at most as long as a slot of the staging buffer.
+pub(super) const RING_CHUNK_BYTES: u64 = 512 << 10;
+/// The staged chunks of each channel.
+pub(super) const RING_CHUNKS: u64 = 4;
+/// Minimum size in bytes at which processors speed up an engine that is many times as fast.
+pub(super) const SPLIT_BYTES: u64 = 16 << 20;
+/// The size in bytes of the first range of a side that is registered. The next ones double.
+pub(super) const FIRST_REGISTERED: u64 = 1 << 20;
+/// The maximum size in bytes of such a range.
+pub(super) const MAX_REGISTERED: u64 = 32 << 20;
 
 /// The best use of an engine for a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -97,15 +113,6 @@ pub(super) fn plan(
     engine: usize,
     best: RegistrationChoice,
 ) -> CopyPlan {
-    /// Maximum chunk size in bytes of registered memory. The engine claims several chunks at a
-    /// time, and progress is visible per chunk. A staged chunk is at most as long as a slot of the
-    /// staging buffer, and each channel gets several.
-    const CHUNK_BYTES: u64 = 4 << 20;
-    const CHUNKS: u64 = 32;
-    const RING_CHUNK_BYTES: u64 = 512 << 10;
-    const RING_CHUNKS: u64 = 4;
-    /// Minimum size in bytes at which processors speed up an engine that is many times as fast.
-    const SPLIT_BYTES: u64 = 16 << 20;
     let bytes = question.bytes;
     let kernel = super::kernel(&facts.profile, question, 2);
     if question.operation == Opcode::Move || bytes <= SINGLE_DESCRIPTOR_BYTES {
@@ -136,11 +143,11 @@ pub(super) fn plan(
     CopyPlan { transient: best.transient, ..CopyPlan::new(path, kernel, best.reason) }
 }
 
-/// Returns the number of ranges in which a side is registered: their sizes double from `FIRST` to
-/// `MAX`.
+/// Returns the number of ranges in which a side is registered: their sizes double from
+/// [`FIRST_REGISTERED`] to [`MAX_REGISTERED`].
 fn registration_count(bytes: u64) -> f64 {
-    const FIRST: f64 = (1u64 << 20) as f64;
-    const MAX: f64 = (32u64 << 20) as f64;
+    const FIRST: f64 = FIRST_REGISTERED as f64;
+    const MAX: f64 = MAX_REGISTERED as f64;
     let bytes = bytes as f64;
     1.0 + (bytes.clamp(FIRST, MAX) / FIRST).log2() + (bytes / MAX).floor()
 }

@@ -14,7 +14,7 @@ use super::adaptive::Adaptive;
 pub(crate) struct Dedicated;
 
 /// The maximum size of a small transfer in bytes.
-const SMALL_BYTES: u64 = 64 << 10;
+pub(crate) const SMALL_BYTES: u64 = 64 << 10;
 
 impl Dedicated {
     #[inline]

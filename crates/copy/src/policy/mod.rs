@@ -5,10 +5,10 @@
 //! that wants another distribution opens a ferry for each group of channels.
 
 mod adaptive;
-mod dedicated;
+pub(crate) mod dedicated;
 mod nearness;
 mod round_robin;
-mod sticky;
+pub(crate) mod sticky;
 
 use std::sync::Arc;
 

@@ -8,8 +8,8 @@ use memferry_sys::topology::Topology;
 
 use super::{Choice, Nearness};
 
-/// Of more channels than these, a part is looked at.
-const MAX_LOOKS: usize = 16;
+/// The maximum number of channels of which the policy reads the backlog at once.
+pub(crate) const MAX_LOOKS: usize = 16;
 
 /// Stays with one channel, which therefore stays awake, until its backlog is too large. Then it looks at
 /// all of them: the least loaded one that is awake is next, or one that sleeps if all others have too

@@ -119,6 +119,9 @@ impl FerryCore {
     }
 }
 
+/// Minimum size in bytes of a copy for which the kernel is asked for the node of its target.
+pub(crate) const MIN_PLACED_BYTES: u64 = 1 << 20;
+
 /// Sorts channels by the distance of their threads from the calling thread: those first that share
 /// caches with it, and one on the same core last. The channel that the policy chose stays the first.
 /// On a machine with several nodes of memory, channels on the node of a large target come before all
@@ -130,8 +133,6 @@ fn sort_by_distance(
     bytes: u64,
     target: u64,
 ) {
-    /// Minimum size in bytes of a copy for which the kernel is asked for the node of its target.
-    const MIN_PLACED_BYTES: u64 = 1 << 20;
     let topology = Topology::of_machine();
     let is_placed = topology.nodes() > 1 && bytes >= MIN_PLACED_BYTES;
     let node = is_placed.then(|| topology::memory_node(target)).flatten();

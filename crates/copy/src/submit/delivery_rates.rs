@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use memferry_engine::cpu::CpuProfile;
 
+use crate::learned::LearnedDelivery;
 use crate::plan::MAX_CALLER_BYTES;
 
 /// The measured time of deliveries, for each power of two of their size.
@@ -30,7 +31,16 @@ const SIZES: usize = MAX_CALLER_BYTES.ilog2() as usize + 1;
 
 /// The caller's time by its time with a channel, from which on a channel delivers: it takes the time of
 /// another core, and both times are estimates.
-const MIN_GAIN: f64 = 1.1;
+pub(crate) const MIN_GAIN: f64 = 1.1;
+/// Two cores between which a line takes less have their caches in common: they are threads of one core,
+/// and the other waits while one of them copies.
+pub(crate) const SAME_CORE_LINE_NS: f64 = 0.5;
+/// The deliveries after which the caller copies a row of them again.
+pub(crate) const PERIOD: u32 = 64;
+/// The deliveries of a row.
+pub(crate) const ROW: u32 = 6;
+/// The first delivery of a row that is measured.
+pub(crate) const FIRST_MEASURED: u32 = 4;
 
 #[derive(Debug)]
 struct SizeRate {
@@ -64,9 +74,6 @@ impl DeliveryChoice {
 
 impl DeliveryRates {
     pub(crate) fn new(profile: &CpuProfile) -> Self {
-        /// Two cores between which a line takes less have their caches in common: they are threads of
-        /// one core, and the other waits while one of them copies.
-        const SAME_CORE_LINE_NS: f64 = 0.5;
         let is_same_core = profile.remote_line_ns < SAME_CORE_LINE_NS;
         let submit_ns = 2 * profile.handover_ns as u64;
         let rate = || SizeRate {
@@ -83,16 +90,31 @@ impl DeliveryRates {
         }
     }
 
+    /// The time of a submission in nanoseconds before one was measured.
+    pub(crate) fn first_submit_ns(&self) -> u64 {
+        self.submit_ns
+    }
+
+    /// The sizes that were measured, with what was learned of each.
+    pub(crate) fn learned(&self) -> Vec<LearnedDelivery> {
+        let rates = self.sizes.iter().enumerate().filter_map(|(power, size)| {
+            let ps_per_byte = size.ps_per_byte.load(Ordering::Relaxed);
+            (ps_per_byte > 0).then(|| LearnedDelivery {
+                min_bytes: 1 << power,
+                caller_ns_per_byte: ps_per_byte as f64 / 1000.0,
+                submit_ns: size.submit_ns.load(Ordering::Relaxed),
+                by_channel: size.by_channel.load(Ordering::Relaxed),
+            })
+        });
+        rates.collect()
+    }
+
     fn size(&self, bytes: u64) -> &SizeRate {
         &self.sizes[bytes.max(1).ilog2() as usize]
     }
 
     /// Decides about a delivery of at most [`MAX_CALLER_BYTES`].
     pub(crate) fn decide(&self, bytes: u64) -> DeliveryChoice {
-        /// The deliveries after which the caller copies a row of them again.
-        const PERIOD: u32 = 64;
-        const ROW: u32 = 6;
-        const FIRST_MEASURED: u32 = 4;
         /// The delivery by a channel that is measured: the first one after the row may have to wake it.
         const CHANNEL_MEASURED: u32 = ROW + 4;
         let size = self.size(bytes);

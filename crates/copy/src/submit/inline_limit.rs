@@ -13,6 +13,11 @@ use std::time::Instant;
 
 use crate::plan::ALWAYS_INLINE_BYTES;
 
+/// One copy in so many is measured. Odd numbers: programs alternate between sizes.
+pub(crate) const MEASURE_ONE_IN: u32 = 31;
+/// One copy in so many of those that would be submitted is measured: it takes longer than a submission.
+pub(crate) const MEASURE_ONE_SUBMITTED_IN: u32 = 127;
+
 /// How a small copy is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SmallCopy {
@@ -54,6 +59,11 @@ impl InlineLimit {
         Self { submit_ns, max_bytes, bytes: AtomicU64::new(max_bytes), small_bytes: 0 }
     }
 
+    /// The limit now, in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
     /// The speed of small copies by callers, as far as it is known.
     pub(crate) fn gb_per_s(&self) -> f64 {
         self.bytes.load(Ordering::Relaxed) as f64 / self.submit_ns
@@ -63,10 +73,6 @@ impl InlineLimit {
     /// limit for data in the caches.
     #[inline]
     pub(crate) fn decide(&self, bytes: u64) -> SmallCopy {
-        // One that would be submitted takes longer than a submission, so it is measured less often.
-        // Odd numbers: programs alternate between sizes.
-        const MEASURE_ONE_IN: u32 = 31;
-        const MEASURE_ONE_SUBMITTED_IN: u32 = 127;
         let number = COPIES.with(|copies| {
             let number = copies.get().wrapping_add(1);
             copies.set(number);

@@ -2,11 +2,11 @@
 
 mod active_engine;
 mod batch;
-mod channel_selection;
-mod delivery_rates;
+pub(crate) mod channel_selection;
+pub(crate) mod delivery_rates;
 mod dispatch;
-mod inline_limit;
-mod share_rates;
+pub(crate) mod inline_limit;
+pub(crate) mod share_rates;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;

@@ -10,20 +10,25 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::learned::LearnedShare;
 use crate::plan::ALWAYS_SHARED_BYTES;
 
 const SIZES: usize = ALWAYS_SHARED_BYTES.ilog2() as usize;
 /// The copies of a thread and a size from one row of trials to the next.
-const PERIOD: u32 = 512;
+pub(crate) const PERIOD: u32 = 512;
 /// The periods from one row of trials to the next, if the other way is much slower.
-const RARE: u32 = 8;
+pub(crate) const RARE: u32 = 8;
 /// The copies of a row of trials.
-const ROW: u32 = 16;
+pub(crate) const ROW: u32 = 16;
 /// The copies after a change of the way that are not measured: the data of a program's buffers moves
 /// between cores.
-const MOVING: u32 = 12;
+pub(crate) const MOVING: u32 = 12;
 /// The copies before the first row of trials.
-const FIRST: u32 = 32;
+pub(crate) const FIRST: u32 = 32;
+/// What sharing must gain, in percent of the time alone.
+pub(crate) const MIN_GAIN_PERCENT: u64 = 5;
+/// What it must gain to be chosen again.
+pub(crate) const MIN_GAIN_AGAIN_PERCENT: u64 = 10;
 /// Where a thread begins to count.
 const START: u32 = PERIOD - ROW - FIRST;
 
@@ -67,6 +72,20 @@ struct SizeRates {
 impl ShareRates {
     pub(crate) fn new() -> Self {
         Self(std::array::from_fn(|_| SizeRates::default()))
+    }
+
+    /// The sizes of which both ways were measured.
+    pub(crate) fn learned(&self) -> Vec<LearnedShare> {
+        let rates = self.0.iter().enumerate().filter_map(|(power, size)| {
+            let [alone, shared] = size.rates();
+            (alone > 0 && shared > 0).then(|| LearnedShare {
+                min_bytes: 1 << power,
+                alone_ns_per_byte: alone as f64 / 1000.0,
+                shared_ns_per_byte: shared as f64 / 1000.0,
+                is_alone: size.is_alone.load(Ordering::Relaxed),
+            })
+        });
+        rates.collect()
     }
 
     /// Decides about a copy of less than [`ALWAYS_SHARED_BYTES`].
@@ -127,8 +146,6 @@ impl SizeRates {
     /// Chooses the faster way, as far as it is known. Sharing takes the time of another core, so it must
     /// gain something, and more to be chosen again.
     fn choose(&self) {
-        const MIN_GAIN_PERCENT: u64 = 5;
-        const MIN_GAIN_AGAIN_PERCENT: u64 = 10;
         let [alone, shared] = self.rates();
         let is_alone = self.is_alone.load(Ordering::Relaxed);
         let usual = if is_alone { alone } else { shared };

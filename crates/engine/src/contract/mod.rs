@@ -39,7 +39,7 @@ pub use memferry_memory::pin_cache::PinCacheLimits;
 #[cfg(not(loom))]
 pub use memferry_memory::registration::{RegistrationCache, ReuseHint};
 pub use opcode::{Kernel, Opcode};
-pub use tuning::{TuningFact, TuningOrigin};
+pub use tuning::{GroupKernel, GroupKernels, TuningFact, TuningOrigin};
 
 /// The number of a descriptor in its channel. The first descriptor has 1; 0 means none yet.
 ///
@@ -326,6 +326,11 @@ pub unsafe trait Channel: Send + Sync + Debug {
 
     /// Bytes of accepted descriptors that are not yet finished.
     fn outstanding_bytes(&self) -> u64;
+
+    /// The kernels of groups of small copies as they are now, if the channel measures them.
+    fn group_kernels(&self) -> Option<GroupKernels> {
+        None
+    }
 
     /// The counters of the channel.
     fn statistics(&self) -> ChannelStatistics;

@@ -54,3 +54,24 @@ pub struct TuningFact {
     /// What it decides, and why.
     pub reason: &'static str,
 }
+
+/// The kernel of groups of small copies that a thread uses now, and the measured speeds of both.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GroupKernel {
+    /// Whether groups use non-temporal stores.
+    pub streams: bool,
+    /// The speed with ordinary stores in GB/s; 0 before it was measured.
+    pub cached_gb_per_s: f64,
+    /// The speed with non-temporal stores in GB/s; that of the profile before it was measured.
+    pub streaming_gb_per_s: f64,
+}
+
+/// The kernels of groups of small copies in one channel. Each kind of thread has other data in its
+/// caches.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GroupKernels {
+    /// Of the channel's own thread.
+    pub worker: GroupKernel,
+    /// Of threads that wait for the channel and help it.
+    pub helper: GroupKernel,
+}

@@ -30,7 +30,14 @@ pub(super) fn open(
 
 /// The length in bytes from which a descriptor takes so long that the waiters for an earlier one
 /// are notified before it starts.
-const LONG_BYTES: u64 = 64 << 10;
+pub const LONG_BYTES: u64 = 64 << 10;
+/// The bytes that a channel is taken to move in a nanosecond, when the time that it was busy is derived
+/// from them.
+pub const BUSY_BYTES_PER_NS: u64 = 10;
+/// A channel that was busy for long polls for up to so many times the usual time.
+pub const MAX_SPINS: u32 = 6;
+/// The polls of an idle channel between two readings of the clock.
+pub const POLLS_PER_CLOCK: u32 = 64;
 
 /// The worker thread of a channel.
 struct CpuWorker {
@@ -47,9 +54,8 @@ impl CpuWorker {
             }
             // A channel that was busy for long is likely to get more work after a similar time. The
             // time is derived from the bytes: reading the clock would delay the next descriptor.
-            const BYTES_PER_NS: u64 = 10;
             let moved = self.shared.moved_bytes();
-            let busy = Duration::from_nanos((moved - moved_before) / BYTES_PER_NS);
+            let busy = Duration::from_nanos((moved - moved_before) / BUSY_BYTES_PER_NS);
             moved_before = moved;
             if !self.wait_for_work(busy) {
                 return;
@@ -152,7 +158,6 @@ impl CpuWorker {
     /// Spins, then sleeps, until there is work (`true`) or the channel is closed and empty. The
     /// spin time is the time it was busy, between one and six times `self.spin`.
     fn wait_for_work(&self, busy: Duration) -> bool {
-        const MAX_SPINS: u32 = 6;
         let spin = busy.clamp(self.spin, MAX_SPINS * self.spin);
         let ring = &self.shared.ring;
         let is_drained = || ring.is_closed() && ring.submitted() == ring.completed();
@@ -173,7 +178,6 @@ impl CpuWorker {
     }
 
     fn spin_for_work(&self, spin: Duration) -> bool {
-        const POLLS_PER_CLOCK: u32 = 64;
         let ring = &self.shared.ring;
         let start = Instant::now();
         let mut is_notified = false;

@@ -7,6 +7,8 @@ mod profile;
 
 use std::sync::Arc;
 
+#[doc(hidden)]
+pub use channel::{BUSY_BYTES_PER_NS, LONG_BYTES, MAX_SPINS, POLLS_PER_CLOCK};
 pub use profile::{CpuProfile, ProfileError, ProfileOrigin, ProfileSource};
 
 use crate::contract::{
@@ -16,10 +18,10 @@ use crate::contract::{
 use crate::runtime::window::WindowKernel;
 
 /// The default capacity of a channel, in descriptors.
-const DEFAULT_CAPACITY: usize = 512;
+pub const DEFAULT_CAPACITY: usize = 512;
 /// The default time for which an idle channel polls before it sleeps, in nanoseconds. Waking a
 /// sleeping thread takes about as long.
-const DEFAULT_SPIN_NS: u64 = 50_000;
+pub const DEFAULT_SPIN_NS: u64 = 50_000;
 
 /// Spare cores as a copy engine.
 ///

@@ -11,11 +11,11 @@ use super::ring::{ClaimedRun, SubmissionRing};
 use crate::contract::{Descriptor, DescriptorScope, Kernel, Opcode, Sequence};
 
 /// The number of copies in a group.
-pub(crate) const GROUP: u64 = TOGETHER as u64;
+pub const GROUP: u64 = TOGETHER as u64;
 
 /// The lengths in bytes of copies that are grouped. Shorter ones are packets, of which the next is
 /// requested; longer ones have enough pages of their own.
-const LENGTHS: std::ops::RangeInclusive<u64> = 2 << 10..=32 << 10;
+pub const GROUPED_LENGTHS: std::ops::RangeInclusive<u64> = 2 << 10..=32 << 10;
 
 /// The first copies of a claimed run, to be executed together.
 #[derive(Debug)]
@@ -103,7 +103,7 @@ fn groupable(descriptor: &Descriptor) -> Option<CopyRange> {
         && descriptor.scope() == DescriptorScope::Whole
         && descriptor.is_host_only()
         && descriptor.processor_kernel() == Kernel::Cached
-        && LENGTHS.contains(&descriptor.length());
+        && GROUPED_LENGTHS.contains(&descriptor.length());
     is_groupable.then(|| CopyRange {
         source: descriptor.source() as *const u8,
         target: descriptor.target() as *mut u8,

@@ -8,6 +8,15 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use crate::contract::GroupKernel;
+
+/// One group in so many is measured.
+pub const MEASURE_ONE_IN: u32 = 16;
+/// Out of so many groups, the first ones try ordinary stores.
+pub const PERIOD: u32 = 1024;
+/// The groups of a period that try ordinary stores, while non-temporal ones are used.
+pub const TRIED: u32 = 64;
+
 /// How a group of small copies is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Choice {
@@ -42,13 +51,19 @@ impl MeasuredKernel {
         }
     }
 
+    /// The kernel that is used now, and the speeds of both.
+    pub(super) fn learned(&self) -> GroupKernel {
+        let speed = |bits: &AtomicU32| f64::from(f32::from_bits(bits.load(Ordering::Relaxed)));
+        GroupKernel {
+            streams: self.streams.load(Ordering::Relaxed),
+            cached_gb_per_s: speed(&self.cached),
+            streaming_gb_per_s: speed(&self.streaming),
+        }
+    }
+
     /// Decides about the next group.
     #[inline]
     pub(super) fn choose(&self) -> Choice {
-        const MEASURE_ONE_IN: u32 = 16;
-        /// Out of so many groups, the first ones try ordinary stores.
-        const PERIOD: u32 = 1024;
-        const TRIED: u32 = 64;
         let number = self.groups.load(Ordering::Relaxed);
         self.groups.store(number.wrapping_add(1), Ordering::Relaxed);
         let at = number % PERIOD;
@@ -109,6 +124,19 @@ mod tests {
             streamed += u32::from(choice.streams && group + 1024 >= groups);
         }
         streamed
+    }
+
+    #[test]
+    fn what_was_learned_starts_with_the_profile_and_follows_the_measurements() {
+        let kernel = MeasuredKernel::new(17.0);
+        let start = kernel.learned();
+        assert_eq!(
+            (start.streams, start.cached_gb_per_s, start.streaming_gb_per_s),
+            (false, 0.0, 17.0)
+        );
+        streamed(&kernel, 1 << 14, 4, 8);
+        let later = kernel.learned();
+        assert!(later.streams && later.cached_gb_per_s < 5.0, "{later:?}");
     }
 
     #[test]

@@ -20,4 +20,14 @@ pub(crate) mod window;
 
 #[cfg(not(loom))]
 pub(crate) use support::try_collect;
+/// Limits of channels, for the table of fixed limits.
+#[cfg(not(loom))]
+#[doc(hidden)]
+pub mod limits {
+    pub use super::group::{GROUP, GROUPED_LENGTHS};
+    pub use super::measured_kernel::{MEASURE_ONE_IN, PERIOD, TRIED};
+    pub use super::ring::{MAX_RUN, QUEUED_PER_RUN};
+    pub use super::window::MIN_AHEAD_BYTES;
+}
+
 pub use support::{FailureLog, as_engine_thread, enter_engine_thread, is_engine_thread};

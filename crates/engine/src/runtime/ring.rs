@@ -31,7 +31,7 @@ use memferry_sys::sync::{UnsafeCell, store_max};
 
 use super::support::try_collect;
 use crate::contract::{Sequence, SubmitError, Submitted};
-pub use claims::ClaimedRun;
+pub use claims::{ClaimedRun, MAX_RUN, QUEUED_PER_RUN};
 
 /// The top bit of the tail: the ring is closed.
 const CLOSED: u64 = 1 << 63;

@@ -20,8 +20,8 @@ use super::ring::{ClaimedRun, SubmissionRing};
 use super::window::WindowKernel;
 use crate::completion::{Completion, Waiters};
 use crate::contract::{
-    Channel, ChannelOptions, ChannelStatistics, Descriptor, ExecutionError, Kernel, OpenError,
-    Sequence, SubmitError, Submitted,
+    Channel, ChannelOptions, ChannelStatistics, Descriptor, ExecutionError, GroupKernels, Kernel,
+    OpenError, Sequence, SubmitError, Submitted,
 };
 use crate::runtime::{FailureLog, enter_engine_thread, is_engine_thread};
 
@@ -503,6 +503,12 @@ unsafe impl Channel for ThreadedChannel {
 
     fn outstanding_bytes(&self) -> u64 {
         self.shared.outstanding_bytes()
+    }
+
+    fn group_kernels(&self) -> Option<GroupKernels> {
+        let (worker, helper) = (&self.shared.worker_kernel, &self.shared.helper_kernel);
+        let kernels = GroupKernels { worker: worker.learned(), helper: helper.learned() };
+        self.shared.window.map(|_| kernels)
     }
 
     fn statistics(&self) -> ChannelStatistics {

@@ -4,6 +4,9 @@
 use super::ring::SubmissionRing;
 use crate::contract::{Descriptor, Kernel, Sequence};
 
+/// The minimum length in bytes of which the source is requested ahead.
+pub const MIN_AHEAD_BYTES: u64 = 4 << 10;
+
 /// The kernels of a channel's copies.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WindowKernel {
@@ -39,9 +42,7 @@ impl WindowKernel {
     /// The descriptor with the kernel for a source that is in no cache of this core.
     #[inline]
     pub(super) fn of_submitter(self, descriptor: Descriptor) -> Descriptor {
-        /// The minimum length in bytes of which the source is requested ahead.
-        const MIN_BYTES: u64 = 4 << 10;
-        let is_plain = descriptor.length() >= MIN_BYTES
+        let is_plain = descriptor.length() >= MIN_AHEAD_BYTES
             && descriptor.is_any_threads()
             && descriptor.processor_kernel() == Kernel::Cached;
         if is_plain { descriptor.kernel(self.remote) } else { descriptor }

@@ -11,7 +11,8 @@ pub struct LookupCounters {
     /// Lookups that missed, by reason. Their number is exact. Whether a miss is one of capacity or a
     /// conflict is determined for the first thousand, and later for a sample.
     pub misses: ByDataPath<MissCounts>,
-    /// Lookups of a line whose miss was pending already.
+    /// Lookups of a line whose miss was counted and is pending, and lookups that found no space in the
+    /// queue. With the hits and the misses these are all lookups.
     pub retries: u64,
     /// Prefetches of lines that were not in the cache.
     pub prefetches: ByDataPath<u64>,

@@ -126,7 +126,7 @@ impl<S: TranslationBackend> MissService<S> {
             return Some(translation);
         }
         if self.fills_inline(&state, name) {
-            self.count_miss(&mut state, name, route);
+            self.count_miss_or_retry(&mut state, name, route);
             let translation = self.fill_inline(&mut state, position);
             drop(self.sweep_if_due(state));
             return translation;
@@ -214,11 +214,16 @@ impl<S: TranslationBackend> MissService<S> {
         let name = self.shared.line_of(position);
         let mut state = self.shared.lock();
         let mut found = self.recheck(&mut state, position, route)?;
-        if found.is_none() {
+        if found.is_none() && self.fills_inline(&state, name) {
             self.count_miss_or_retry(&mut state, name, route);
-            if self.fills_inline(&state, name) {
-                found = self.fill_inline(&mut state, position);
-                state = self.sweep_if_due(state);
+            found = self.fill_inline(&mut state, position);
+            state = self.sweep_if_due(state);
+        } else if found.is_none() {
+            if state.queue.pending(name).is_none() && state.queue.is_full() {
+                // The miss is counted when its event finds space.
+                state.counters.retries += 1;
+            } else {
+                self.count_miss_or_retry(&mut state, name, route);
             }
         }
         match found {
@@ -265,34 +270,37 @@ impl<S: TranslationBackend> MissService<S> {
             drop(state);
             return translation.checked();
         }
-        self.count_miss(&mut state, name, route);
-        if self.fills_inline(&state, name)
-            && let Some(translation) = self.fill_inline(&mut state, position)
-        {
+        if self.fills_inline(&state, name) {
+            self.count_miss_or_retry(&mut state, name, route);
+            let translation = self.fill_inline(&mut state, position);
             drop(self.sweep_if_due(state));
-            return translation.checked();
+            return translation.ok_or(LookupError::Invalidated)?.checked();
         }
-        self.wait_for_event(state, position)
+        self.wait_for_event(state, position, route)
     }
 
-    /// Waits for the event of a line, which is posted unless there is one.
+    /// Waits for the event of a line, which is posted unless there is one. Of all that wait for one
+    /// event, one is counted as a miss.
     #[cold]
     fn wait_for_event<'a>(
         self: &'a Arc<Self>,
         mut state: LockedState<'a>,
         position: PagePosition,
+        route: DataPath,
     ) -> Result<Translation<'a>, LookupError> {
         let name = self.shared.line_of(position);
         let result = loop {
             state.table.processes.check(name.process)?;
             if let Some(translation) = self.shared.find_locked(&mut state, position) {
+                self.shared.readers.count_hit(route);
                 drop(state);
                 return translation.checked();
             }
             if state.queue.pending(name).is_none() && !state.queue.is_full() {
-                state.queue.post(name, true, now_ns());
+                state.queue.post(name, false, now_ns());
             }
             if let Some(result) = state.queue.join(name) {
+                self.count_miss_or_retry(&mut state, name, route);
                 break result;
             }
             state = self.wait_or_handle_inline(state, &MissResult::default());

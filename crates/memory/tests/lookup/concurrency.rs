@@ -5,12 +5,13 @@ use std::sync::{Arc, Condvar, Mutex, RwLock};
 use std::thread::ScopedJoinHandle;
 
 use memferry_memory::handle::ProcessHandle;
+use memferry_memory::lookup::trace::replay;
 use memferry_memory::lookup::{
-    AttachError, DataPath, LineKey, Lookup, LookupConfig, LookupError, MissPolicy, Translation,
-    TranslationBackend,
+    AttachError, DataPath, LineKey, Lookup, LookupConfig, LookupCounters, LookupError, MissPolicy,
+    TableKind, Translation, TranslationBackend,
 };
 
-use crate::support::{Truth, config, lookup, page, page_bytes, truth};
+use crate::support::{SharedBuffer, Truth, config, lookup, page, page_bytes, truth};
 
 const PAGES: u64 = 256;
 
@@ -240,15 +241,126 @@ fn misses_of_one_line_are_merged() {
                     );
                 });
             }
-            while lookup.counters().misses.send.total() < 8 {
-                std::thread::yield_now();
-            }
+            until_lookups(&lookup, 8);
             gate.open();
         });
         assert_eq!(gate.attaches.load(Ordering::SeqCst), 1);
-        assert_eq!(lookup.counters().misses.send.cold, 8);
-        assert_eq!(lookup.counters().fills, 1);
+        let counters = lookup.counters();
+        assert_eq!((counters.misses.send.cold, counters.retries, counters.fills), (1, 7, 1));
     }
+}
+
+/// Waits until so many lookups of the send path are counted as misses or retries.
+fn until_lookups(lookup: &Lookup<Arc<Gate>>, number: u64) {
+    memferry_testing::until("the lookups are counted", || {
+        let counters = lookup.counters();
+        counters.misses.send.total() + counters.retries >= number
+    });
+}
+
+/// Compares a recorded run with the replay of its recording. In a replay every line is attached at
+/// once, so that what had to be retried hits.
+fn assert_replay_agrees(mut lookup: Lookup<Arc<Gate>>, recording: &SharedBuffer) -> LookupCounters {
+    lookup.end_recording().unwrap();
+    let counters = lookup.counters();
+    let TableKind::Cached(geometry) = lookup.config().kind else { panic!("not a cache") };
+    let replayed = replay(&recording.contents()[..], geometry).unwrap();
+    assert_eq!(replayed.misses, counters.misses);
+    assert_eq!(replayed.hits.send, counters.hits.send + counters.retries);
+    counters
+}
+
+#[test]
+fn two_threads_on_one_line_count_the_miss_that_a_replay_counts() {
+    for inline_misses in [true, false] {
+        let (mut lookup, gate) = gated_lookup(LookupConfig { inline_misses, ..config(64, 8, 2) });
+        let recording = SharedBuffer::default();
+        lookup.start_recording(Box::new(recording.clone())).unwrap();
+        let process = lookup.add_process().unwrap();
+        std::thread::scope(|scope| {
+            let lookup = &lookup;
+            for number in 0..2 {
+                scope.spawn(move || {
+                    drop(lookup.translate(page(process, number), DataPath::Send).unwrap());
+                });
+            }
+            until_lookups(lookup, 2);
+            gate.open();
+        });
+        let counters = assert_replay_agrees(lookup, &recording);
+        assert_eq!((counters.misses.send.cold, counters.retries), (1, 1));
+    }
+}
+
+#[test]
+fn an_access_that_waits_for_a_posted_one_counts_no_second_miss() {
+    let (mut lookup, gate) =
+        gated_lookup(LookupConfig { inline_misses: false, ..config(64, 8, 2) });
+    let recording = SharedBuffer::default();
+    lookup.start_recording(Box::new(recording.clone())).unwrap();
+    let process = lookup.add_process().unwrap();
+    let posted = lookup.try_translate(page(process, 0), DataPath::Send).map(drop);
+    assert_eq!(posted, Err(LookupError::NotCached));
+    std::thread::scope(|scope| {
+        let lookup = &lookup;
+        scope.spawn(move || drop(lookup.translate(page(process, 1), DataPath::Send).unwrap()));
+        until_lookups(lookup, 2);
+        gate.open();
+    });
+    let counters = assert_replay_agrees(lookup, &recording);
+    assert_eq!((counters.misses.send.cold, counters.retries), (1, 1));
+}
+
+#[test]
+fn a_prefetched_line_that_two_accesses_wait_for_counts_one_miss() {
+    let (mut lookup, gate) =
+        gated_lookup(LookupConfig { inline_misses: false, ..config(64, 8, 2) });
+    let recording = SharedBuffer::default();
+    lookup.start_recording(Box::new(recording.clone())).unwrap();
+    let process = lookup.add_process().unwrap();
+    lookup.prefetch(page(process, 0), DataPath::Send);
+    std::thread::scope(|scope| {
+        let lookup = &lookup;
+        for number in 0..2 {
+            scope.spawn(move || {
+                drop(lookup.translate(page(process, number), DataPath::Send).unwrap());
+            });
+        }
+        until_lookups(lookup, 2);
+        let again = lookup.try_translate(page(process, 2), DataPath::Send).map(drop);
+        assert_eq!(again, Err(LookupError::NotCached));
+        gate.open();
+    });
+    let counters = assert_replay_agrees(lookup, &recording);
+    assert_eq!((counters.misses.send.cold, counters.retries), (1, 2));
+}
+
+#[test]
+fn a_request_that_finds_no_space_in_the_queue_counts_its_miss_when_it_is_queued() {
+    let settings = LookupConfig {
+        policy: MissPolicy::Retry,
+        inline_misses: false,
+        queue_length: 1,
+        ..config(64, 1, 2)
+    };
+    let (mut lookup, gate) = gated_lookup(settings);
+    let recording = SharedBuffer::default();
+    lookup.start_recording(Box::new(recording.clone())).unwrap();
+    let process = lookup.add_process().unwrap();
+    let request = |number| lookup.translate(page(process, number), DataPath::Send).map(drop);
+    assert_eq!(request(0), Err(LookupError::NotCached));
+    // The miss thread takes the first event, then the second one fills the queue.
+    memferry_testing::until("the backend is called", || gate.waiting.load(Ordering::SeqCst) > 0);
+    for number in [1, 2, 2, 2] {
+        assert_eq!(request(number), Err(LookupError::NotCached));
+    }
+    assert_eq!((lookup.counters().dropped, lookup.counters().retries), (3, 3));
+    gate.open();
+    memferry_testing::until("all lines are attached", || {
+        (0..3).all(|number| request(number).is_ok())
+    });
+    let counters = assert_replay_agrees(lookup, &recording);
+    assert_eq!(counters.misses.send.cold, 3);
 }
 
 #[test]
@@ -310,12 +422,13 @@ fn a_full_queue_makes_callers_wait_and_loses_none_of_them() {
                     drop(lookup.translate(page(process, number), DataPath::Send).unwrap());
                 });
             }
-            while lookup.counters().misses.send.total() < 12 {
-                std::thread::yield_now();
-            }
+            // Callers that handle misses take their events out of the queue. Otherwise the others wait
+            // for space until the first event is handled.
+            until_lookups(&lookup, if helping { 12 } else { 1 });
             gate.open();
         });
         assert_eq!(gate.attaches.load(Ordering::SeqCst), 12);
+        assert_eq!(lookup.counters().misses.send.cold, 12);
     }
 }
 

@@ -1,6 +1,7 @@
 //! A backend that tracks what is attached and asserts that its calls are valid.
 
 use std::collections::HashSet;
+use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 
 use memferry_memory::handle::{ProcessAddress, ProcessHandle};
@@ -95,4 +96,25 @@ pub(crate) fn config(entries: usize, line_entries: usize, ways: usize) -> Lookup
 pub(crate) fn lookup(config: LookupConfig) -> (Lookup<Truth>, Truth) {
     let backend = Truth::default();
     (Lookup::new(config, backend.clone()).unwrap(), backend)
+}
+
+/// A writer whose contents the test can read afterwards.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SharedBuffer(Arc<Mutex<Vec<u8>>>);
+
+impl SharedBuffer {
+    /// What was written so far.
+    pub(crate) fn contents(&self) -> Vec<u8> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+impl Write for SharedBuffer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }

@@ -1,29 +1,14 @@
 //! Recording, reading and replaying of traces.
 
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex};
 
 use memferry_memory::lookup::trace::{TraceError, TraceReader, TraceRecord, replay};
 use memferry_memory::lookup::{DataPath, Geometry, LookupConfig, LookupCounters};
 use proptest::prelude::*;
 
-use crate::support::{lookup, page, page_bytes};
+use crate::support::{SharedBuffer, lookup, page, page_bytes};
 
 const HEADER: &[u8] = b"memferry trace 1";
-
-/// A writer whose contents the test can read afterwards.
-#[derive(Debug, Clone, Default)]
-struct SharedBuffer(Arc<Mutex<Vec<u8>>>);
-
-impl Write for SharedBuffer {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 /// Runs accesses with evictions, an invalidated range and a replaced process.
 fn recorded(geometry: Geometry) -> (Vec<u8>, LookupCounters) {
@@ -49,10 +34,10 @@ fn recorded(geometry: Geometry) -> (Vec<u8>, LookupCounters) {
     }
     assert_eq!(lookup.end_recording().unwrap(), records);
     // After the end of the recording nothing is written.
-    let bytes = paper.0.lock().unwrap().clone();
+    let bytes = paper.contents();
     let counters = lookup.counters();
     drop(lookup.translate(page(processes[0], 1), DataPath::Send).unwrap());
-    assert_eq!(paper.0.lock().unwrap().len(), bytes.len());
+    assert_eq!(paper.contents().len(), bytes.len());
     (bytes, counters)
 }
 
@@ -89,7 +74,7 @@ fn accesses_are_read_as_they_were_written() {
     lookup.invalidate(process, 0, 0);
     lookup.remove_process(process);
     lookup.end_recording().unwrap();
-    let bytes = paper.0.lock().unwrap().clone();
+    let bytes = paper.contents();
     let accesses: Vec<_> = TraceReader::new(&bytes[..]).unwrap().map(Result::unwrap).collect();
     let process = process.number();
     let expected = [

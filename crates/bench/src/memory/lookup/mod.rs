@@ -134,9 +134,10 @@ fn all_misses(
             .into()
     } else {
         format!(
-            "Misses of recorded runs and of their replays with the same shape differ: {}. A line that \
-             is asked for ahead and met before it has come counts twice in a run, and once in \
-             a replay, in which every line is there at once.",
+            "Misses of recorded runs and of their replays with the same shape differ: {}. In a \
+             replay a line is attached at once and accesses come in the order of the recording; in a \
+             run a line may be evicted between a request and its retry, and threads may reach \
+             the cache in another order.",
             differences.join("; ")
         )
     });

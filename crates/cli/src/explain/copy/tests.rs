@@ -69,7 +69,7 @@ fn large_copies_name_engine_kernel_and_reason() {
     let explanation = explain_copy(64 << 20, CacheHint::Unknown);
     assert!(explanation.blocking.path.contains("engine cpu"));
     assert_ne!(explanation.blocking.kernel, "cached");
-    let text = render(&explanation, "not measured", Paint::plain());
+    let text = render(&explanation, "not measured", false, Paint::plain());
     for word in ["a copy of 64 MiB", "blocking", "asynchronous", "because", "split_bytes"] {
         assert!(text.contains(word), "{word} is missing from:\n{text}");
     }
@@ -117,7 +117,7 @@ fn a_copy_that_gpu_and_processors_share_is_quicker_than_either() {
 fn an_explanation_with_a_gpu_shows_the_way_and_the_measured_lines() {
     let explanation =
         explain_gpu_copy(1 << 20, MemoryKind::Device, MemoryKind::Host, ReuseHint::FirstUse);
-    let text = render(&explanation, "not measured", Paint::plain());
+    let text = render(&explanation, "not measured", false, Paint::plain());
     for word in [
         "a copy of 1 MiB from device to host, of memory that is not registered\n",
         "what GPU 0 does, Invented GPU (measured just now)",
@@ -143,4 +143,42 @@ fn a_short_blocking_copy_to_a_gpu_is_explained_as_the_callers_own() {
     assert!(short.blocking.estimate_us > 0.0);
     let back = explain_gpu_copy(3 << 20, Device, Host, ReuseHint::FirstUse);
     assert!(back.blocking.path.contains("engine cuda"), "{}", back.blocking.path);
+}
+
+#[test]
+fn the_largest_chunk_is_fixed_and_not_measured() {
+    let explanation = explain_copy(4096, CacheHint::Unknown);
+    let has = |values: &[MeasuredValue]| values.iter().any(|value| value.name == "chunk_bytes");
+    assert!(has(&explanation.fixed) && !has(&explanation.measured));
+}
+
+#[test]
+fn the_text_shows_the_important_limits_and_all_of_them_if_asked() {
+    let explanation = explain_copy(4096, CacheHint::Unknown);
+    let usual = render(&explanation, "not measured", false, Paint::plain());
+    assert!(usual.contains("min_share") && usual.contains("--all"), "{usual}");
+    assert!(!usual.contains("share_period"), "{usual}");
+    // One screen.
+    assert!(usual.lines().count() <= 50, "{} lines", usual.lines().count());
+    let all = render(&explanation, "not measured", true, Paint::plain());
+    let json = serde_json::to_value(&explanation).unwrap();
+    let listed = json["fixed"].as_array().unwrap();
+    assert_eq!(listed.len(), plan::FIXED_LIMITS.len() + 1);
+    for limit in plan::FIXED_LIMITS {
+        assert!(all.contains(limit.name), "{} is missing from:\n{all}", limit.name);
+        assert!(listed.iter().any(|value| value["name"] == limit.name), "{}", limit.name);
+    }
+}
+
+#[test]
+fn one_line_says_what_adapts_and_what_it_starts_from() {
+    let explanation = explain_copy(4096, CacheHint::Unknown);
+    let text = render(&explanation, "not measured", false, Paint::plain());
+    let line = text.lines().find(|line| line.contains("adapts")).unwrap();
+    assert!(line.contains("inline_bytes from 4 KiB") && line.contains("groups from"), "{line}");
+    // The size from which copies are shared was set, so sharing is not measured.
+    assert!(!line.contains("sharing"), "{line}");
+    let ferry = Ferry::builder().profile(ProfileSource::BuiltIn).channels(1).build().unwrap();
+    let adapts = AdaptedStart::new(&ferry.learned());
+    assert!(adapts.line().contains("sharing from always"), "{}", adapts.line());
 }

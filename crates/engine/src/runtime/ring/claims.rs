@@ -19,6 +19,11 @@ const LENT: u32 = 1;
 /// A thread that has finished a value publishes.
 const IN_USE: u32 = 2;
 
+/// The maximum number of values that a thread claims at once.
+pub const MAX_RUN: u64 = 8;
+/// One value is claimed for so many that are queued.
+pub const QUEUED_PER_RUN: u64 = 4;
+
 /// Consecutive values that a thread has claimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClaimedRun {
@@ -88,8 +93,6 @@ impl<T> SubmissionRing<T> {
     /// at about the same time. With several of them, the next can be prefetched.
     #[inline]
     fn run_length(&self, claimed: u64, is_there: impl Fn(u64) -> bool) -> u64 {
-        const MAX_RUN: u64 = 8;
-        const QUEUED_PER_RUN: u64 = 4;
         let reaches = |count: u64| {
             count * QUEUED_PER_RUN <= self.capacity()
                 && is_there(claimed + count * QUEUED_PER_RUN - 1)
