@@ -324,8 +324,8 @@ impl<I: Iterator<Item = WorkSegment> + Clone> ListParts<'_, '_, I> {
             // SAFETY: the caller upholds the contract: the range is part of the segment.
             let part = unsafe { Descriptor::new(operation, source, target, bytes) };
             let part = part.value(value).kernel(self.list.plan.kernel);
-            // SAFETY: all chunks were claimed when the completion was created, and no segment is
-            // split twice.
+            // SAFETY: all chunks were claimed when the completion was created, so a part may touch
+            // several; no segment is split twice.
             push(unsafe { part.part_of(self.completion.clone(), offset + done) });
             done += bytes;
         }

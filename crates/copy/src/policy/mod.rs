@@ -120,6 +120,20 @@ impl Policy {
         }
     }
 
+    /// Chooses one of `channels`, which is not empty, for several transfers together: their bytes and
+    /// the longest one. Small transfers are small however many come together.
+    pub(crate) fn choose_for_run(
+        &self,
+        channels: &[Arc<dyn Channel>],
+        bytes: u64,
+        longest: u64,
+    ) -> Choice {
+        match self {
+            Self::Dedicated(policy) => policy.choose(channels, longest),
+            _ => self.choose(channels, bytes),
+        }
+    }
+
     /// Chooses one of `channels`, which is not empty.
     #[inline(always)]
     pub(crate) fn choose(&self, channels: &[Arc<dyn Channel>], bytes: u64) -> Choice {

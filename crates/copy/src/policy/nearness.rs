@@ -1,5 +1,7 @@
 //! The distance of channels from the calling thread.
 
+use std::sync::Arc;
+
 use memferry_engine::Channel;
 use memferry_sys::affinity;
 use memferry_sys::topology::{Distance, Topology};
@@ -26,10 +28,19 @@ impl<'a> Nearness<'a> {
         }
     }
 
-    /// The index of the nearest channel, of those with the same distance the first.
-    pub(super) fn nearest<'c>(&self, channels: impl Iterator<Item = &'c dyn Channel>) -> usize {
-        let distances = channels.map(|channel| self.distance(channel)).enumerate();
-        distances.min_by_key(|(_, distance)| *distance).map_or(0, |(index, _)| index)
+    /// The index of the nearest of the first `count` channels, or `current` if that is as near. Of those
+    /// with the same distance the first.
+    pub(super) fn nearest(
+        &self,
+        channels: &[Arc<dyn Channel>],
+        count: usize,
+        current: usize,
+    ) -> usize {
+        let distance = |index: usize| (self.distance(&*channels[index]), index);
+        (0..channels.len().min(count))
+            .chain([current])
+            .min_by_key(|&index| distance(index))
+            .unwrap_or(current)
     }
 
     #[cfg(test)]

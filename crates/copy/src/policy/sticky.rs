@@ -82,10 +82,6 @@ impl Sticky {
         bytes: u64,
         bound: u64,
     ) -> usize {
-        let first = || match near {
-            Some(near) => near.nearest(channels.iter().take(MAX_LOOKS).map(|channel| &**channel)),
-            None => 0,
-        };
         let backlog = |index: usize| channels[index].outstanding_bytes();
         let is_full = |bytes: u64| bytes > self.max_backlog_bytes;
         let now = backlog(current);
@@ -98,11 +94,14 @@ impl Sticky {
             // The next look is when this one may have got as much as it may have: else each transfer of
             // a long window would look at all channels.
             (index, 0)
+        } else if now == 0 {
+            let first = match near {
+                Some(near) => near.nearest(channels, MAX_LOOKS, current),
+                None => 0,
+            };
+            (if is_full(backlog(first)) { current } else { first }, 0)
         } else {
-            match first() {
-                first if now == 0 && current != first && !is_full(backlog(first)) => (first, 0),
-                _ => (current, now),
-            }
+            (current, now)
         };
         self.window.store(window, Ordering::Relaxed);
         self.in_flight.store(in_flight, Ordering::Relaxed);

@@ -25,6 +25,10 @@ use crate::transfer::Transfer;
 
 /// Maximum number of descriptors of a run.
 const MAX_RUN: usize = 512;
+/// Number of descriptors from which a run for a device is submitted.
+const MAX_DEVICE_RUN: usize = 128;
+/// Size in bytes up to which items for a device stay one run, however many channels it has.
+const MIN_DEVICE_RUN_BYTES: u64 = 256 << 10;
 /// How many descriptors the caller executes before it offers the others to a full channel again.
 const OWN_TURNS: usize = 16;
 /// How many descriptors a channel that was full is offered. A channel looks at all that it is
@@ -42,6 +46,8 @@ pub(crate) struct EachBatch<'a> {
     transfers: Vec<Transfer>,
     sequences: SequenceRun,
     completions: CompletionRun,
+    /// What the caller has executed while a run waits.
+    bytes_of_caller: u64,
 }
 
 /// Descriptors of one engine that complete by sequence.
@@ -52,6 +58,8 @@ struct SequenceRun {
     /// The item of each descriptor.
     items: Vec<usize>,
     bytes: u64,
+    /// The length of the longest one.
+    longest: u64,
     /// Whether one of them is longer than what the caller may execute to spare a wakeup.
     needs_channel: bool,
 }
@@ -63,6 +71,8 @@ struct CompletionRun {
     descriptors: Vec<Descriptor>,
     completions: Vec<Arc<Completion>>,
     bytes: u64,
+    /// The length of the longest item.
+    longest: u64,
 }
 
 impl<'a> EachBatch<'a> {
@@ -78,6 +88,17 @@ impl<'a> EachBatch<'a> {
             transfers: Vec::with_capacity(count),
             sequences: SequenceRun::default(),
             completions: CompletionRun::default(),
+            bytes_of_caller: 0,
+        }
+    }
+
+    /// Counts what the caller executes itself. Runs do not wait while it executes more than a channel
+    /// may have before it.
+    fn count_own(&mut self, length: u64) {
+        self.bytes_of_caller += length;
+        if self.bytes_of_caller > plan::max_backlog_bytes(&self.core.plan_context.profile) {
+            self.submit_completions();
+            self.submit_sequences();
         }
     }
 
@@ -129,6 +150,7 @@ impl<'a> EachBatch<'a> {
             }
         };
         self.transfers.push(transfer);
+        self.count_own(length);
     }
 
     /// Adds an item to the run of the only engine.
@@ -189,6 +211,9 @@ impl<'a> EachBatch<'a> {
             }
         }
         let plan = core.in_window(plan, &request);
+        // It may take long.
+        self.submit_completions();
+        self.submit_sequences();
         // SAFETY: the caller upholds the contract.
         self.transfers.push(unsafe { core.execute(request, &plan, false) });
     }
@@ -234,6 +259,7 @@ impl<'a> EachBatch<'a> {
         run.items.push(self.transfers.len());
         run.descriptors.push(Some(descriptor.any_thread()));
         run.bytes += length;
+        run.longest = run.longest.max(length);
         run.needs_channel |= needs_channel;
         self.transfers.push(Transfer::done(length));
         let is_spread = self.core.engines[engine].channels.len() > 1
@@ -261,8 +287,12 @@ impl<'a> EachBatch<'a> {
         push(&mut run.descriptors);
         run.completions.push(completion);
         run.bytes += length;
-        // The device shall begin before the memory of a long batch is pinned.
-        if run.bytes >= plan::MAX_DEVICE_CHUNK {
+        run.longest = run.longest.max(length);
+        // The device shall begin before the memory of a long batch is pinned, and its channels shall
+        // share the batch.
+        let channels = self.core.engines[engine].channels.len() as u64;
+        let max_bytes = (plan::MAX_DEVICE_CHUNK / channels).max(MIN_DEVICE_RUN_BYTES);
+        if run.bytes >= max_bytes || run.descriptors.len() >= MAX_DEVICE_RUN {
             self.submit_completions();
         }
     }
@@ -270,13 +300,14 @@ impl<'a> EachBatch<'a> {
     /// Submits the run of descriptors that complete by sequence. The caller executes some of what a
     /// full channel does not accept, and then offers it others.
     fn submit_sequences(&mut self) {
-        let run = std::mem::take(&mut self.sequences);
-        let (mut descriptors, mut bytes) = (run.descriptors, run.bytes);
+        let mut run = std::mem::take(&mut self.sequences);
+        let (mut descriptors, mut bytes) = (std::mem::take(&mut run.descriptors), run.bytes);
+        self.bytes_of_caller = 0;
         let open = &self.core.engines[run.engine];
         let (mut next, mut offer) = (0, descriptors.len());
         while next < descriptors.len() {
             let end = descriptors.len().min(next.saturating_add(offer));
-            let channel = self.core.channel_of_run(open, bytes, run.needs_channel);
+            let channel = self.core.channel_of_run(open, bytes, &run);
             let turns = match channel {
                 Some(channel) => {
                     let mut sequences = open.submit_sequences(channel, &mut descriptors[next..end]);
@@ -307,25 +338,21 @@ impl<'a> EachBatch<'a> {
     /// Submits the run of descriptors that report to completions.
     fn submit_completions(&mut self) {
         let run = std::mem::take(&mut self.completions);
+        self.bytes_of_caller = 0;
         let Some((last, others)) = run.completions.split_last() else { return };
         let open = &self.core.engines[run.engine];
-        let index = match self.core.policy.choose(&open.channels, run.bytes) {
+        let index = match self.core.policy.choose_for_run(&open.channels, run.bytes, run.longest) {
             Choice::Channel { index, .. } => index,
             Choice::Caller => 0,
         };
-        let auto_progress = open.has_auto_progress();
-        let batch = |run| ChannelBatch::many(open.channels[index].clone(), auto_progress, run);
+        let (channel, auto_progress) = (&open.channels[index], open.has_auto_progress());
         if !auto_progress {
-            // An empty batch only names the channel that those who wait for the completion poll.
-            for completion in others {
-                // SAFETY: only the descriptors of the run report to the completion. It is one of
-                // chunks, all of which are claimed, so a dispatch that starts nothing leaves it.
-                unsafe { Dispatch::now(completion, [batch(Vec::new())]) };
-            }
+            others.iter().for_each(|completion| completion.set_polled(channel));
         }
-        // SAFETY: as above; the batch has all descriptors of all these completions, and a dispatch
-        // with descriptors over host memory starts every one of them.
-        unsafe { Dispatch::now(last, [batch(run.descriptors)]) };
+        let batch = ChannelBatch::many(channel.clone(), auto_progress, run.descriptors);
+        // SAFETY: only the descriptors of the run report to its completions; the batch has all of
+        // them, and a dispatch with descriptors over host memory starts every one.
+        unsafe { Dispatch::now(last, [batch]) };
     }
 
     /// Starts what is in runs, and returns the transfers.
@@ -339,15 +366,10 @@ impl<'a> EachBatch<'a> {
 impl FerryCore {
     /// Returns the channel of a run; `None` if the caller executes it. A run that does not need a
     /// channel wakes one only if that is worth it.
-    fn channel_of_run(
-        &self,
-        open: &ActiveEngine,
-        bytes: u64,
-        needs_channel: bool,
-    ) -> Option<usize> {
-        match self.policy.choose(&open.channels, bytes) {
+    fn channel_of_run(&self, open: &ActiveEngine, bytes: u64, run: &SequenceRun) -> Option<usize> {
+        match self.policy.choose_for_run(&open.channels, bytes, run.longest) {
             Choice::Channel { index, .. } => {
-                let is_awake = needs_channel || !open.channels[index].is_asleep();
+                let is_awake = run.needs_channel || !open.channels[index].is_asleep();
                 (is_awake || self.is_worth_waking_for_small(bytes)).then_some(index)
             }
             Choice::Caller => None,

@@ -29,10 +29,10 @@ impl FerryCore {
     }
 
     /// Selects at most `count` channels that get a work offer: those that are awake, and as many
-    /// sleeping ones as the copy is worth waking. If the caller does not wait, the channel that the
-    /// policy chose is always among them; a waiting caller needs none. Returns none if the policy
-    /// leaves the copy to the caller. Of more channels than `count`, those near the caller are
-    /// preferred, or near the memory at `target`.
+    /// sleeping ones as the copy is worth waking. If the caller does not wait, the first one in order is
+    /// always among them: the channel that the policy chose, unless another is nearer to the memory at
+    /// `target`. A waiting caller needs none. Returns none if the policy leaves the copy to the caller.
+    /// Of more channels than `count`, those near the caller are preferred, or near that memory.
     pub(crate) fn select_channels<'a>(
         &self,
         open: &'a ActiveEngine,
@@ -125,8 +125,8 @@ pub(crate) const MIN_PLACED_BYTES: u64 = 1 << 20;
 /// Sorts channels by the distance of their threads from the calling thread: those first that share
 /// caches with it, and one on the same core last. The channel that the policy chose stays the first.
 /// On a machine with several nodes of memory, channels on the node of a large target come before all
-/// others, also before that one, unless the policy is to use all channels in turn. Channels without a
-/// thread keep their order.
+/// others, also before that one if it is on another node, unless the policy is to use all channels in
+/// turn. Channels without a thread keep their order.
 fn sort_by_distance(
     channels: &mut [&Arc<dyn Channel>],
     policy: PolicyKind,
@@ -137,7 +137,10 @@ fn sort_by_distance(
     let is_placed = topology.nodes() > 1 && bytes >= MIN_PLACED_BYTES;
     let node = is_placed.then(|| topology::memory_node(target)).flatten();
     let near = Nearness::of_caller(topology);
-    let chosen_stays = node.is_none() || policy == PolicyKind::RoundRobin;
+    let is_on_node =
+        |channel: &dyn Channel| channel.core().is_some_and(|core| topology.node_of(core) == node);
+    let chosen_stays =
+        node.is_none() || policy == PolicyKind::RoundRobin || is_on_node(&**channels[0]);
     let distance = |channel: &&Arc<dyn Channel>| match channel.core() {
         Some(core) => {
             (node.is_some() && topology.node_of(core) != node, near.distance(&***channel))

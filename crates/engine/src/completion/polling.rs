@@ -36,8 +36,9 @@ pub(super) fn poll_for_caller(channel: &dyn Channel) -> bool {
 }
 
 impl Completion {
-    /// Names the channel without a thread that executes the transfer. The first name counts.
-    pub(super) fn set_polled(&self, channel: &Arc<dyn Channel>) {
+    /// Names the channel without a thread that executes the transfer, which waiters poll. The first
+    /// name counts. A dispatch does it for its own completion.
+    pub fn set_polled(&self, channel: &Arc<dyn Channel>) {
         let _ = self.polled.set(Arc::downgrade(channel));
     }
 
@@ -146,7 +147,9 @@ impl Completion {
             if slept != InterruptSleep::NotArmed {
                 pause = FIRST_SLEEP;
             } else if channel.estimate_ns() > MAX_POLLED_NS {
-                if self.sleep_before(pause, Some(end)) {
+                // Another thread may have been inside for a moment only.
+                let rest = Duration::from_nanos(channel.estimate_ns() / 4 * 3);
+                if self.sleep_before(pause.min(rest).max(FIRST_SLEEP), Some(end)) {
                     return true;
                 }
                 pause = (2 * pause).min(MAX_SLEEP);

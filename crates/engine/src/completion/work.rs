@@ -333,16 +333,17 @@ impl ChunkedWork {
     /// for the one call that ends the last chunk.
     pub(crate) fn finish(&self, offset: u64, length: u64, done: bool) -> bool {
         let (mut at, end) = (offset, offset + length);
-        let mut is_last = false;
+        let mut ended = 0;
         while at < end {
             let part = self.chunk_end(at).min(end) - at;
-            is_last = self.finish_inside(at, part, done);
+            ended += u32::from(self.finish_inside(at, part, done));
             at += part;
         }
-        is_last
+        // AcqRel: the thread that ends the last chunk has seen the data of all of them.
+        ended > 0 && self.unfinished.fetch_sub(ended, Ordering::AcqRel) == ended
     }
 
-    /// Marks a range inside one chunk as ended.
+    /// Marks a range inside one chunk as ended. Returns whether it was the last one of the chunk.
     fn finish_inside(&self, offset: u64, length: u64, done: bool) -> bool {
         let index = (offset / self.chunk_bytes) as usize;
         let remaining = &self.remaining[index];
@@ -350,7 +351,7 @@ impl ChunkedWork {
         if whole {
             // Release: a thread that sees the chunk as done sees its data.
             remaining.store(if done { 0 } else { LOST }, Ordering::Release);
-            return self.end_chunk();
+            return true;
         }
         self.finish_part(remaining, length as u32, done)
     }
@@ -369,12 +370,7 @@ impl ChunkedWork {
         if left != 0 {
             remaining.store(LOST, Ordering::Release);
         }
-        self.end_chunk()
-    }
-
-    fn end_chunk(&self) -> bool {
-        // AcqRel: the thread that ends the last chunk has seen the data of all of them.
-        self.unfinished.fetch_sub(1, Ordering::AcqRel) == 1
+        true
     }
 
     fn is_chunk_done(&self, index: usize) -> bool {

@@ -216,9 +216,9 @@ impl Descriptor {
     /// Reports to a chunked completion, of which the descriptor covers the part at `offset`.
     ///
     /// # Safety
-    /// The part must have a length and lie inside one chunk. The creator of the part must have
-    /// claimed the chunk, and must create no other part over the same bytes: the owner frees the
-    /// memory when all bytes were reported.
+    /// The part must have a length and lie inside the work. The creator of the part must have
+    /// claimed every chunk that it touches, and must create no other part over the same bytes: the
+    /// owner frees the memory when all bytes were reported.
     pub unsafe fn part_of(mut self, completion: Arc<Completion>, offset: u64) -> Self {
         self.scope = DescriptorScope::Part;
         self.position = offset;

@@ -160,11 +160,19 @@ impl DeviceChannel {
         if is_broken {
             self.driver_has_failed();
         }
-        let needs_poll = effort == PollEffort::Arming && queue.needs_poll();
         if effort != PollEffort::Arming {
             self.wake_unarmed_sleeper(queue);
+            return Some(has_finished);
         }
-        (!needs_poll).then_some(has_finished)
+        (!self.needs_poll(queue)).then_some(has_finished)
+    }
+
+    /// Whether no interrupt will come before a poll, inside the gate.
+    fn needs_poll(&self, queue: &mut PciQueue) -> bool {
+        queue.needs_poll().unwrap_or_else(|_| {
+            self.driver_has_failed();
+            true
+        })
     }
 
     /// Stores the statistics for `memferry top`, inside the gate: if something has begun or nothing is left, and else

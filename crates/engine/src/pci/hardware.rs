@@ -66,8 +66,8 @@ pub unsafe trait HardwareQueue: Send + Debug {
         false
     }
 
-    /// Whether no interrupt follows the last poll although something is not reported: nothing that has not
-    /// ended raises one, or the device has space for something that it has not received.
+    /// Whether the queue needs a poll that no interrupt will ask for: work is in flight and none of it
+    /// raises an interrupt, or the device has refused work for which it has space.
     fn needs_poll(&self) -> bool {
         false
     }

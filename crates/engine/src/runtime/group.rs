@@ -13,8 +13,8 @@ use crate::contract::{Descriptor, DescriptorScope, Kernel, Opcode, Sequence};
 /// The number of copies in a group.
 pub const GROUP: u64 = TOGETHER as u64;
 
-/// The lengths in bytes of copies that are grouped. Shorter ones are packets, of which the next is
-/// requested; longer ones have enough pages of their own.
+/// The lengths in bytes of copies that are grouped. A shorter one is over before its pages are open,
+/// and is copied while the next is requested; a longer one has enough pages open by itself.
 pub const GROUPED_LENGTHS: std::ops::RangeInclusive<u64> = 2 << 10..=32 << 10;
 
 /// The first copies of a claimed run, to be executed together.

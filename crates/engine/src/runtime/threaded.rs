@@ -173,16 +173,18 @@ impl ChannelShared {
         self.shown.sizes[stats::class_of(bytes)].add(1);
     }
 
-    /// Runs descriptors, and times them if the turn of one has come. Called by the worker thread alone.
+    /// Runs descriptors together, and times them if the turn of one has come: their mean counts as
+    /// its time. Called by the worker thread alone.
     #[inline]
-    pub(crate) fn timed<R>(&self, mut sequences: Range<Sequence>, run: impl FnOnce() -> R) -> R {
+    pub(crate) fn timed<R>(&self, sequences: Range<Sequence>, run: impl FnOnce() -> R) -> R {
+        let count = sequences.end - sequences.start;
         // The first one too: a channel may have few.
-        if sequences.all(|sequence| sequence % stats::TIMED_INTERVAL != 1) {
+        if { sequences }.all(|sequence| sequence % stats::TIMED_INTERVAL != 1) {
             return run();
         }
         let start = Instant::now();
         let result = run();
-        let time = start.elapsed().as_nanos() as u64;
+        let time = start.elapsed().as_nanos() as u64 / count.max(1);
         self.shown.service_time[stats::class_of(time)].add(1);
         self.show();
         result

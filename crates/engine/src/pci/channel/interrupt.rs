@@ -119,7 +119,7 @@ impl DeviceChannel {
     pub(super) fn wake_unarmed_sleeper(&self, queue: &mut PciQueue) {
         let Some(interrupt) = &self.interrupt else { return };
         // Ordered by the gate, as in `wake_interrupt_sleeper`.
-        if interrupt.has_sleeper() && queue.needs_poll() {
+        if interrupt.has_sleeper() && self.needs_poll(queue) {
             self.wake_interrupt_sleeper(PollEffort::Whole);
         }
     }

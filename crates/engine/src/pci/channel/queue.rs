@@ -28,6 +28,10 @@ pub(super) struct PciQueue {
     ended: Vec<HwStatus>,
 }
 
+/// The driver panicked, and the channel has to be closed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DriverPanicked;
+
 /// What the processor reports for descriptors of a device whose driver panicked.
 const PANICKED: FinalStatus =
     FinalStatus::Hardware(HwStatus::Failed("the driver of the device panicked"));
@@ -46,12 +50,13 @@ impl PciQueue {
 
     /// Whether no interrupt will come: the device has to be polled or recovered, or nothing is posted
     /// before the processor has executed what failed.
-    pub(super) fn needs_poll(&mut self) -> bool {
+    /// An error if the driver panicked.
+    pub(super) fn needs_poll(&mut self) -> Result<bool, DriverPanicked> {
         let mut needs_poll = self.hardware.is_none() || self.failed > 0;
         let is_well = self.call_driver(|hardware| {
             needs_poll |= hardware.needs_recovery() || hardware.needs_poll();
         });
-        needs_poll || !is_well
+        is_well.then_some(needs_poll).ok_or(DriverPanicked)
     }
 
     /// Whether every accepted descriptor is finished.
@@ -138,8 +143,8 @@ impl PciQueue {
                         let bytes = entries.descriptor(*posted).length();
                         *quiet_bytes = quiet_bytes.saturating_add(bytes);
                         let is_long = *quiet_bytes >= interrupt_bytes;
-                        // No thread posts more before a poll. The next call may post nothing, and
-                        // could request no interrupt.
+                        // A full device gets more from a poll only, so the last descriptor that it
+                        // accepts raises the interrupt that leads to that poll.
                         let is_last = || interrupt_bytes < u64::MAX && hardware.is_full();
                         if is_long && entries.is_end_of_transfer(*posted) || is_last() {
                             hardware.request_interrupt();
@@ -233,8 +238,8 @@ impl PciQueue {
 /// then the pending ones.
 #[derive(Debug, Default)]
 struct Entries {
-    /// All are there. An `Option` is moved here from a batch as a whole; a descriptor taken out of it
-    /// would be put together from parts, and who loads these together waits for all stores before.
+    /// All are there. The `Option` of a batch is moved as a whole, by wide loads and stores: unpacked
+    /// and packed again, it would be stored in narrow parts, and a wide load of these stalls.
     descriptors: VecDeque<Option<Descriptor>>,
     /// The final status of each, once it is known.
     ends: VecDeque<Option<FinalStatus>>,
