@@ -72,11 +72,12 @@ impl Protocol {
     }
 
     /// Steps active operations of a peer once each, in order, up to [`MAX_PENDING_COPIES`] that wait for
-    /// their copy. Returns whether any made progress, and whether any has a copy to make.
+    /// their copy. Takes no copy after an operation that is complete: the calling thread may have waited for
+    /// that, and looks first. Returns whether any made progress, and whether any has a copy to make.
     fn step_operations(
         &mut self,
         peer: usize,
-        work: ProgressScope,
+        mut work: ProgressScope,
     ) -> Result<(bool, bool), ProtocolError> {
         let (mut moved, mut is_due) = (false, false);
         let (mut index, mut waiting) = (0, 0);
@@ -107,6 +108,7 @@ impl Protocol {
                 // Complete, or without further steps on this side.
                 _ => {
                     moved = true;
+                    work = ProgressScope::Steps;
                     // In order: a thread that waits for the last of several small messages has them all.
                     self.peers.connection(peer).active.remove(index);
                 }

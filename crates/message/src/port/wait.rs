@@ -299,7 +299,9 @@ impl Port {
         deadline: Option<Instant>,
         mut look: impl FnMut(&mut PortState) -> Option<T>,
     ) -> Option<T> {
-        state.progress_waiting();
+        // Without a copy at first: what is waited for may be complete, and the caller has other work than a
+        // copy for another message, which the sender can make meanwhile.
+        state.progress_all(ProgressScope::Steps, Drain::Wanted);
         if let Some(found) = look(&mut state) {
             return Some(found);
         }
