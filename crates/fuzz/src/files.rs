@@ -86,6 +86,7 @@ fn message_plans(profile: &messages::MessageProfile) {
                 locality: closeness,
                 spare_cores: 1,
                 sender_is_busy: false,
+                is_ahead: false,
                 nonresident: BufferEnds::default(),
             };
             let _ = messages::message(&facts, &question, true);

@@ -168,6 +168,7 @@ fn cases_of(
             locality: closeness,
             spare_cores,
             sender_is_busy,
+            is_ahead: false,
             nonresident: BufferEnds::default(),
         };
         let plan = plan::message(facts, &question, permitted);

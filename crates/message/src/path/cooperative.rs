@@ -53,6 +53,11 @@ impl CooperativeCopy {
         self.length
     }
 
+    /// Whether this side has copied a chunk.
+    pub(crate) fn has_copied(&self) -> bool {
+        self.done > 0
+    }
+
     /// The target; set by the sender.
     pub(crate) fn target(&self) -> Option<&PeerBuffer> {
         self.buffers.as_ref().map(|buffers| &buffers.peer)

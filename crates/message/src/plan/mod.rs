@@ -126,6 +126,9 @@ pub struct MessageQuery {
     pub spare_cores: usize,
     /// The sender has a message of this side to fetch, so it will not help.
     pub sender_is_busy: bool,
+    /// The receive was posted ahead, by a call that does not wait for it, and senders of such messages
+    /// have had time to copy them.
+    pub is_ahead: bool,
     /// The ends that are not resident: never touched, discarded or swapped out.
     pub nonresident: BufferEnds,
 }
@@ -231,11 +234,13 @@ pub fn rendezvous(context: &MessagePlanContext, query: &MessageQuery) -> Message
         locality,
         spare_cores,
         sender_is_busy,
+        is_ahead,
         nonresident,
     } = *query;
     let plan = |path, reason| {
         let streams = bytes >= context.stream_bytes;
         let chunk_bytes = match path {
+            PathKind::Cooperative if reason == MessageReason::ReceivedAhead => whole_chunk(bytes),
             PathKind::Cooperative => cooperative_chunk(bytes, sender_access),
             PathKind::Pipeline => fragment_bytes(bytes),
             _ => SINGLE_STEP,
@@ -271,6 +276,14 @@ pub fn rendezvous(context: &MessagePlanContext, query: &MessageQuery) -> Message
         return plan(PathKind::Single, MessageReason::SenderCannotWrite);
     }
     let limit_bytes = cooperative_limit(context, locality, receiver_access);
+    // Mapped memory is copied in the time that the sender's answer takes.
+    let is_worth_help = [receiver_access, sender_access] == [AccessMethod::CrossMemory; 2]
+        && context.thresholds.cooperative_bytes.is_none()
+        && !sender_is_busy
+        && !nonresident.target;
+    if bytes < limit_bytes && is_ahead && is_worth_help {
+        return plan(PathKind::Cooperative, MessageReason::ReceivedAhead);
+    }
     if bytes < limit_bytes {
         return plan(PathKind::Single, MessageReason::TooSmallToShare { limit_bytes });
     }
@@ -314,6 +327,11 @@ fn min_chunk(method: AccessMethod) -> u64 {
 }
 /// The bytes that a receiver copies alone before it polls its other messages.
 const SINGLE_STEP: u32 = 1 << 20;
+
+/// The chunk size of a message that one side copies.
+fn whole_chunk(bytes: u64) -> u32 {
+    bytes.next_multiple_of(4096).min(1 << 30) as u32
+}
 
 /// The chunk size, from measurements: two chunks for a small message, larger chunks for a large
 /// one.

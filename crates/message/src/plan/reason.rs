@@ -43,6 +43,9 @@ pub enum MessageReason {
         /// Below this size.
         limit_bytes: u64,
     },
+    /// The receive was posted ahead: the sender copies while the receiver computes, or else the receiver
+    /// when it waits.
+    ReceivedAhead,
     /// The target is not resident, and one side faults its pages in faster than two.
     TargetNotResident {
         /// Up to this size.
@@ -97,6 +100,10 @@ impl fmt::Display for MessageReason {
             Self::TooSmallToShare { limit_bytes } => write!(
                 f,
                 "below {limit_bytes} bytes the receiver is done before the sender could help"
+            ),
+            Self::ReceivedAhead => write!(
+                f,
+                "the receive was posted ahead, and the sender has time to copy while the receiver computes"
             ),
             Self::TargetNotResident { limit_bytes } => write!(
                 f,

@@ -19,6 +19,7 @@ fn query(bytes: u64) -> MessageQuery {
         locality: Locality::SharedCache,
         spare_cores: 0,
         sender_is_busy: false,
+        is_ahead: false,
         nonresident: BufferEnds::default(),
     }
 }
@@ -46,6 +47,30 @@ fn without_access_everything_large_goes_through_the_pipeline() {
     assert_eq!(rendezvous(&context(), &none).path, PathKind::Pipeline);
     let reads_only = MessageQuery { sender_access: AccessMethod::None, ..query(1 << 20) };
     assert_eq!(rendezvous(&context(), &reads_only).path, PathKind::Single);
+}
+
+#[test]
+fn the_sender_copies_a_short_message_whose_receive_was_posted_ahead() {
+    let (context, ahead) = (context(), MessageQuery { is_ahead: true, ..query(20 << 10) });
+    let plan = rendezvous(&context, &ahead);
+    assert_eq!((plan.path, plan.reason), (PathKind::Cooperative, MessageReason::ReceivedAhead));
+    assert!(u64::from(plan.chunk_bytes) >= ahead.bytes, "one side copies all of it");
+    // Longer ones have the plan of all.
+    let long = |is_ahead| rendezvous(&context, &MessageQuery { is_ahead, ..query(64 << 10) });
+    assert_eq!(long(true), long(false));
+    let absent = BufferEnds { source: false, target: true };
+    let mapped = AccessMethod::Mapped;
+    for other in [
+        MessageQuery { sender_is_busy: true, ..ahead },
+        MessageQuery { nonresident: absent, ..ahead },
+        MessageQuery { sender_access: AccessMethod::None, ..ahead },
+        MessageQuery { sender_access: mapped, receiver_access: mapped, ..ahead },
+    ] {
+        assert_eq!(rendezvous(&context, &other).path, PathKind::Single, "{other:?}");
+    }
+    let thresholds = PathThresholds { cooperative_bytes: Some(32 << 10), ..context.thresholds };
+    let configured = MessagePlanContext { thresholds, ..context };
+    assert_eq!(rendezvous(&configured, &ahead).path, PathKind::Single);
 }
 
 #[test]

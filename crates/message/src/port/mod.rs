@@ -29,6 +29,7 @@ mod protocol;
 mod quiesce;
 mod remote;
 mod rendezvous;
+mod sender_help;
 mod service;
 mod sleep;
 mod small;
@@ -273,13 +274,17 @@ impl Port {
     ) -> Result<Started, Error> {
         self.check_fork()?;
         let mut state = self.lock();
-        // SAFETY: the caller guarantees it.
-        let begun = unsafe { state.post_receive(&MatchSpec::tagged(from, tag, mask), pieces) }?;
-        // Afterwards: a message that has arrived then needs no buffer. A receive that took a buffered message
-        // leaves the next one in the ring, for the same reason.
-        if matches!(begun, Started::Pending(_)) || !state.protocol.planner.allows_fast_receive() {
-            state.progress_posted();
-        }
+        let begun = state.posting_ahead(|state| {
+            // SAFETY: the caller guarantees it.
+            let begun = unsafe { state.post_receive(&MatchSpec::tagged(from, tag, mask), pieces) };
+            // Afterwards: a message that has arrived then needs no buffer. A receive that took a buffered
+            // message leaves the next one in the ring, for the same reason.
+            let is_pending = matches!(begun, Ok(Started::Pending(_)));
+            if is_pending || begun.is_ok() && !state.protocol.planner.allows_fast_receive() {
+                state.progress_posted();
+            }
+            begun
+        })?;
         Ok(match begun {
             Started::Pending(number) => match state.protocol.operations.take_outcome(number) {
                 Some(outcome) => Started::Completed(outcome),

@@ -15,6 +15,7 @@ use super::planner::CoreBudget;
 use super::poll_set::HintState;
 use super::protocol::Protocol;
 use super::remote::RemoteState;
+use super::sender_help::SenderHelp;
 use super::service::PartialService;
 use super::{MessageStatus, Peer, SEGMENTS_PER_WEIGHT};
 use crate::connect::handshake::EndpointUuid;
@@ -76,6 +77,7 @@ pub(super) struct ConnectedPeer {
     pub(super) is_polled: bool,
     pub(super) quiet_polls: u32,
     pub(super) hint_state: HintState,
+    pub(super) sender_help: SenderHelp,
 }
 
 impl ConnectedPeer {
@@ -96,6 +98,7 @@ impl ConnectedPeer {
             is_polled: false,
             quiet_polls: 0,
             hint_state: HintState::None,
+            sender_help: SenderHelp::new(),
         }
     }
 

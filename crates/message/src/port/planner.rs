@@ -49,6 +49,8 @@ pub(super) struct Fetch<'a> {
     pub(super) method: AccessMethod,
     pub(super) sender_core: u16,
     pub(super) cores: CoreBudget,
+    /// The sender is expected to copy, because the receive was posted ahead.
+    pub(super) is_ahead: bool,
 }
 
 impl Planner {
@@ -141,6 +143,7 @@ impl ConnectedPeer {
             sender_is_busy: fetch.cores.oversubscribed
                 || self.pending_rts > 0
                 || !self.send_queue.is_empty(),
+            is_ahead: fetch.is_ahead,
             nonresident,
         }
     }

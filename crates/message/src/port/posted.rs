@@ -96,12 +96,12 @@ impl Port {
         let ending = CompletionOptions { context, ..CompletionOptions::default() };
         let mut state = self.lock();
         // SAFETY: the caller guarantees it.
-        unsafe {
+        state.posting_ahead(|state| unsafe {
             match several {
                 None => state.receive(wanted, pieces, Some(ending)).map(drop),
                 Some(least) => state.multi_receive(wanted, pieces, ending, least),
             }
-        }
+        })
     }
 
     /// As [`Port::post_receive`], for one message. A message that fits into a cell may end in
@@ -124,7 +124,7 @@ impl Port {
                 return Ok(());
             }
             let ending = CompletionOptions { context, ..CompletionOptions::default() };
-            state.receive(wanted, pieces, Some(ending)).map(drop)
+            state.posting_ahead(|state| state.receive(wanted, pieces, Some(ending)).map(drop))
         }
     }
 

@@ -25,6 +25,8 @@ pub(crate) struct Protocol {
     pub(super) planner: Planner,
     pub(super) copies: CopySchedule,
     pub(super) service: ServiceInbox,
+    /// The call posts receives and does not wait for them.
+    pub(super) posts_ahead: bool,
     /// Something has changed that no completion reports: a message was buffered, a peer is disconnected, or
     /// an operation waits for its memory. A thread may wait for that; the port's guard notifies it at the
     /// unlock.
@@ -78,6 +80,7 @@ impl Protocol {
             planner,
             copies: CopySchedule::default(),
             service: ServiceInbox::default(),
+            posts_ahead: false,
             changed: false,
             #[cfg(test)]
             steps: 0,

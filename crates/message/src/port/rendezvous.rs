@@ -12,7 +12,7 @@ use crate::control::{BufferRef, ControlMessage, OperationId, RendezvousMode};
 use crate::envelope::Envelope;
 use crate::error::Error;
 use crate::path::{self, MessageBuffers, ReceiveStage, RendezvousFetch, SendStage, StepResult};
-use crate::plan::{AccessMethod, MessagePlan, PathKind};
+use crate::plan::{AccessMethod, MessagePlan, MessageReason, PathKind};
 use crate::ring::cells::ProtocolError;
 use crate::segments::Segment;
 
@@ -49,7 +49,7 @@ impl Protocol {
             Some(ReceiveStage::RtsMatched { .. }) => self.peers.core_budget(),
             _ => return Ok(()),
         };
-        let Self { operations, peers, planner, .. } = self;
+        let Self { operations, peers, planner, posts_ahead, .. } = self;
         let Some(receiving) = operations.receiving(number) else { return Ok(()) };
         let ReceiveStage::RtsMatched { sender, source, core, nonresident: never_comes } =
             &receiving.stage
@@ -59,8 +59,15 @@ impl Protocol {
         let connection = peers[receiving.peer].connection.as_mut().expect("it is connected");
         let (view, way) = connection.wire.peer_buffer(source, Protection::ReadOnly);
         let (bytes, pieces) = (receiving.accepted(), receiving.segments.as_slice());
-        let fetch =
-            Fetch { bytes, target: pieces, source: &view, method: way, sender_core: *core, cores };
+        let fetch = Fetch {
+            bytes,
+            target: pieces,
+            source: &view,
+            method: way,
+            sender_core: *core,
+            cores,
+            is_ahead: *posts_ahead && connection.sender_help.is_expected(),
+        };
         let mut plan = planner.plan_fetch(connection, &fetch);
         if bytes == 0 || (plan.path == PathKind::Cooperative && !connection.wire.has_claim_slot()) {
             plan.path =
@@ -74,6 +81,9 @@ impl Protocol {
         }
         let is_target_absent =
             plan.path == PathKind::Cooperative && planner.residency.may_be_nonresident(pieces);
+        if is_target_absent && plan.reason == MessageReason::ReceivedAhead {
+            plan.path = PathKind::Single;
+        }
         tracing::trace!(bytes, path = plan.path.name(), "a message met a receive");
         probes::message_begin(1, bytes);
         let path = path::of(plan.path);
@@ -143,6 +153,7 @@ impl Protocol {
             method: way,
             sender_core: core,
             cores,
+            is_ahead: false,
         };
         let plan = planner.plan_fetch(connection, &fetch);
         let is_now = plan.path == PathKind::Single && connection.wire.is_recently_alive();

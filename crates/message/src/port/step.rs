@@ -1,6 +1,7 @@
 //! Steps of operations: control messages that arrived, queued sends, and messages that are being copied.
 
 use super::operations::OperationKind;
+use super::peer_table::ConnectedPeer;
 use super::progress::{Drain, ProgressScope};
 use super::protocol::{ControlEvent, Protocol};
 use super::{StepContext, step_context};
@@ -8,7 +9,7 @@ use crate::connection::CopyError;
 use crate::control::{ControlMessage, OperationId, begins_buffered_message};
 use crate::envelope::MatchSpace;
 use crate::path::{self, ReceiveStage, SendStage, StepResult};
-use crate::plan::PathKind;
+use crate::plan::{MessageReason, PathKind};
 use crate::ring::cells::ProtocolError;
 
 /// Maximum number of messages of a peer that wait for their copy in one pass over its operations. Thousands
@@ -209,7 +210,7 @@ impl Protocol {
         sender: OperationId,
         mut step: StepResult,
     ) -> Result<Option<StepResult>, ProtocolError> {
-        let wire = self.peers.wire(peer);
+        let ConnectedPeer { wire, sender_help, .. } = self.peers.connection(peer);
         let is_over = matches!(step, StepResult::Done | StepResult::Failed(_));
         if is_over && wire.memory.is_peer_closed() && !wire.is_self() {
             // The content of the copied bytes is undefined, and the rest may be unmapped by now. The
@@ -225,6 +226,11 @@ impl Protocol {
             && let ReceiveStage::Fetching(fetch) = &receiving.stage
         {
             wire.counters.count_received(fetch.plan.path as usize, receiving.length);
+            if fetch.plan.reason == MessageReason::ReceivedAhead
+                && let Some(copy) = &fetch.cooperative
+            {
+                sender_help.record(!copy.has_copied());
+            }
         }
         if let StepResult::Failed(error) = &step {
             wire.send_control(ControlMessage::Fin { sender, error: path::error_code(error) });

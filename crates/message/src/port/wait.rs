@@ -110,6 +110,16 @@ impl PortGuard<'_> {
         }
     }
 
+    /// Posts receives for a caller that does not wait for them in the same call: the sender may have the
+    /// time to copy.
+    #[inline]
+    pub(super) fn posting_ahead<R>(&mut self, post: impl FnOnce(&mut Self) -> R) -> R {
+        self.protocol.posts_ahead = true;
+        let posted = post(self);
+        self.protocol.posts_ahead = false;
+        posted
+    }
+
     /// Makes a copy with the port unlocked, and then the steps that follow it.
     #[inline(never)]
     fn run_copy(&mut self, peer: usize, copying: &ActiveCopy) {

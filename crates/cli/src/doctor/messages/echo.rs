@@ -149,6 +149,7 @@ fn plan_large(ours: &PeerAccess, theirs: &PeerAccessReport) -> Option<MessagePla
         locality: Locality::SharedCache,
         spare_cores: 0,
         sender_is_busy: false,
+        is_ahead: false,
         nonresident: BufferEnds::default(),
     };
     Some(plan::message(&EndpointBuilder::new().plan_context().ok()?, &question, theirs.read))
