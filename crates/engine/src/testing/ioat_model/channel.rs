@@ -72,6 +72,9 @@ impl PostedDoorbell {
         registers.counters.doorbells += new - 1;
         let rung_ns = Duration::from_nanos(self.rung_ns.load(Ordering::Relaxed));
         registers.rung_at = Some(self.epoch + rung_ns);
+        if registers.state == ChannelState::Idle {
+            registers.starts_at = registers.rung_at;
+        }
         if let Err(why) = registers.write(DMACOUNT, word & 0xFFFF, || false) {
             registers.late_violations.push(why);
         }
@@ -109,6 +112,8 @@ pub(super) struct ChannelRegisters {
     /// The posted doorbell that was applied last, and its time.
     posted: u64,
     rung_at: Option<Instant>,
+    /// When the next descriptor began, if a doorbell started an idle channel: a device sees it at once.
+    starts_at: Option<Instant>,
     /// What was wrong with posted doorbells.
     late_violations: Vec<&'static str>,
     pub(super) counters: IoatModelCounters,
@@ -261,7 +266,8 @@ impl IoatModelChannel {
             let seen = self.changes.load(Ordering::Acquire);
             if let Some(descriptor) = registers.next_descriptor() {
                 registers.is_busy = true;
-                let (epoch, begun) = (registers.epoch, Instant::now());
+                let epoch = registers.epoch;
+                let begun = registers.starts_at.take().unwrap_or_else(Instant::now);
                 return Some(ModelStep { descriptor, epoch, begun });
             }
             registers = self.wait(registers, seen);
@@ -279,10 +285,17 @@ impl IoatModelChannel {
         (registers.epoch == step.epoch).then_some(registers)
     }
 
-    /// Delays a step to the end of its time, of which the model has used a part to read the
-    /// descriptor and find its memory; returns whether it is still wanted.
-    pub(super) fn pause(&self, step: ModelStep, delay: Duration) -> bool {
-        let until = step.begun + delay;
+    /// Delays a step to the end of its time, of which the model has used a part to notice the doorbell,
+    /// read the descriptor and find its memory, and needs some for the `bytes` that it will copy; returns
+    /// whether it is still wanted.
+    pub(super) fn pause(&self, step: ModelStep, delay: Duration, bytes: u64) -> bool {
+        /// A copy takes no longer, even if the driver's core has the memory in its caches.
+        const MIN_BYTES_PER_NS: u64 = 8;
+        let copying = match *self.is_polling {
+            true => Duration::from_nanos(bytes / MIN_BYTES_PER_NS).min(delay / 2),
+            false => Duration::ZERO,
+        };
+        let until = step.begun + delay - copying;
         while *self.is_polling && Instant::now() < until {
             std::hint::spin_loop();
         }
@@ -296,6 +309,13 @@ impl IoatModelChannel {
             registers = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         false
+    }
+
+    /// Waits for the end of the time of a step that has copied, if the thread polls.
+    pub(super) fn finish_pause(&self, step: ModelStep, delay: Duration) {
+        while *self.is_polling && Instant::now() < step.begun + delay {
+            std::hint::spin_loop();
+        }
     }
 }
 
@@ -323,6 +343,7 @@ impl ChannelRegisters {
             epoch: 0,
             posted: 0,
             rung_at: None,
+            starts_at: None,
             late_violations: Vec::new(),
             counters: IoatModelCounters::default(),
         }

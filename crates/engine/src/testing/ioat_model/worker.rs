@@ -110,7 +110,8 @@ impl IoatModelShared {
         if bytes == 0 || bytes > self.max_transfer_bytes {
             return Err(error::LENGTH);
         }
-        let wait = || self.channels[number].pause(step, delay);
+        let channel = &self.channels[number];
+        let wait = || channel.pause(step, delay, bytes);
         // Memory is held from the address check to the last byte.
         match operation {
             IoatOperation::Null => Ok(wait()),
@@ -125,6 +126,7 @@ impl IoatModelShared {
                     // owner guarantees them until they are unmapped, and lets no other code use
                     // them while the descriptor is in the chain.
                     unsafe { std::ptr::copy(from, to, bytes as usize) };
+                    channel.finish_pause(step, delay);
                 }
                 Ok(is_wanted)
             }
@@ -134,6 +136,7 @@ impl IoatModelShared {
                 if is_wanted {
                     // SAFETY: as above.
                     unsafe { fill(target.host as *mut u8, bytes as usize, pattern) };
+                    channel.finish_pause(step, delay);
                 }
                 Ok(is_wanted)
             }
