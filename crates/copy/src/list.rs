@@ -34,8 +34,8 @@ pub(crate) const MAX_CHUNK: u64 = 1 << 30;
 
 /// The bytes of a list that a device copies become ready in this many steps, each of at least so many
 /// bytes.
-const READY_STEPS: u64 = 512;
-const MIN_READY_BYTES: u64 = 4096;
+pub(crate) const READY_STEPS: u64 = 512;
+pub(crate) const MIN_READY_BYTES: u64 = 4096;
 
 /// Many segments before they are submitted.
 pub(crate) struct List<'a, I> {

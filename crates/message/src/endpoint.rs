@@ -419,7 +419,11 @@ impl Endpoint {
             return false;
         }
         let deadline = Instant::now().checked_add(timeout);
-        let state = self.port().lock();
+        let mut state = self.port().lock();
+        // A wait begins without copies, which are progress too.
+        if state.progress() {
+            return true;
+        }
         let before = state.progress_count();
         let moved =
             |state: &mut crate::port::PortState| (state.progress_count() != before).then_some(());

@@ -204,10 +204,20 @@ mod tests {
 
     #[test]
     fn a_waiter_of_an_awake_device_makes_no_system_call() {
+        // While other programs have the cores, the model is not awake, and the waiter sleeps.
+        memferry_testing::until("copies without system calls", || {
+            let mut outcome = sample::empty("devices");
+            system_calls(&mut outcome, 5).unwrap();
+            outcome.summary.get("device_syscalls_per_copy").is_none_or(|calls| calls < 0.5)
+        });
+    }
+
+    #[test]
+    fn round_trips_and_submits_set_their_keys() {
         let mut outcome = sample::empty("devices");
         measure(&mut outcome, Effort::Brief).unwrap();
-        let calls = outcome.summary.get("device_syscalls_per_copy");
-        assert!(calls.is_none_or(|calls| calls < 0.5), "{calls:?}");
-        assert!(outcome.summary.get("device_roundtrip_ns").is_some());
+        for key in ["device_roundtrip_ns", "device_submit_ns", "device_batch_submit_ns"] {
+            assert!(outcome.summary.get(key).is_some_and(|value| value > 0.0), "{key}");
+        }
     }
 }

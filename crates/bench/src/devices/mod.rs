@@ -233,9 +233,9 @@ fn notes() -> [String; 7] {
          are. Where pages lie one behind the other for the device, as behind an IOMMU, a descriptor \
          goes from one into the next, up to 1 MiB. Exactly 1024 and 2048 are expected of the keys."
             .into(),
-        "The time beside the device is that of a model which takes exactly 2 µs for a copy of 4 KiB: \
-         what a copy and its wait take beyond that, with the hand-over between the driver's core and \
-         that of the model's thread, which is also shown alone. Submits are those of a channel whose \
+        "The time beside the device is that of a model which takes exactly 2 µs for a copy of 4 KiB, \
+         from the doorbell to the last byte: what a copy and its wait take beyond that. What the \
+         model's thread adds, because it comes later or reports the end, is also shown alone. Submits are those of a channel whose \
          memory is pinned, 64 in a row; the one before them, which finds neither code nor data in \
          the caches after a pause of milliseconds, has a row of its own. The model takes a doorbell \
          as a device does: it is written, and nobody waits for it. System calls are counted on the \

@@ -59,6 +59,13 @@ impl Budget {
         Self { rounds, iterations, total: Duration::from_millis(total_ms) }
     }
 
+    /// Runs of as many iterations as the slowest candidate does in `slice_ms` milliseconds, within
+    /// `total_ms` milliseconds.
+    pub(crate) fn equal(rounds: usize, slice_ms: u64, total_ms: u64) -> Self {
+        let iterations = Iterations::Equal(Duration::from_millis(slice_ms));
+        Self { rounds, iterations, total: Duration::from_millis(total_ms) }
+    }
+
     /// Runs of this number of iterations.
     pub(crate) fn fixed(rounds: usize, iterations: u64) -> Self {
         Self { rounds, iterations: Iterations::Fixed(iterations), total: Duration::MAX }

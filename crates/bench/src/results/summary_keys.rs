@@ -360,7 +360,7 @@ pub static KEYS: &[SummaryKey] = &[
     cost(DEVICES, "dsa_descriptors_aligned_4m", "descriptors", Some(4.0), "Descriptors that the model of DSA carried out for a page-aligned copy of 4 MiB.").counted(),
     cost(DEVICES, "dsa_batch_of_64_doorbells", "doorbells", Some(1.0), "Writes to the portal of DSA for 64 descriptors that were submitted together.").counted(),
     share(DEVICES, "dsa_fault_resumed", Some(1.0), "1 if DSA finished a batch over memory that was never touched, after page faults that the driver resolved, else 0.").counted(),
-    cost(DEVICES, "device_roundtrip_ns", "ns", Some(1500.0), "Time of a copy of 4 KiB by a device and of the wait for it, less the set time of the model, with the hand-over to the model's thread."),
+    cost(DEVICES, "device_roundtrip_ns", "ns", Some(1500.0), "Time of a copy of 4 KiB by a device and of the wait for it, less the set time of the model, with the report of the end by the model's thread."),
     cost(DEVICES, "device_submit_ns", "ns", Some(200.0), "Time of the submit of one descriptor to a device, with its doorbell."),
     cost(DEVICES, "device_batch_submit_ns", "ns", Some(40.0), "Time for each of 64 descriptors that are submitted together."),
     cost(DEVICES, "device_syscalls_per_copy", "calls", Some(0.0), "Share of copies by a channel of a device, of memory that is pinned already, that made a system call on the thread that submits and waits.").counted(),

@@ -43,6 +43,16 @@ struct Case {
     prefault: String,
     /// The plan if the target is not resident: never touched, discarded or swapped out.
     if_absent: IfNotResident,
+    /// The plan if the receive was posted ahead, by a call that does not wait for it, and the sender has had
+    /// time to copy such messages.
+    if_ahead: IfAhead,
+}
+
+/// The plan for a message whose receive was posted ahead.
+#[derive(Debug, Serialize)]
+struct IfAhead {
+    path: &'static str,
+    reason: String,
 }
 
 /// The plan for a message whose target is not resident.
@@ -175,6 +185,7 @@ fn cases_of(
         let absent = BufferEnds { source: false, target: true };
         let fresh =
             plan::message(facts, &MessageQuery { nonresident: absent, ..question }, permitted);
+        let ahead = plan::message(facts, &MessageQuery { is_ahead: true, ..question }, permitted);
         let line = facts.profile.path_costs(closeness).of(plan.path, way);
         Case {
             memory,
@@ -189,6 +200,7 @@ fn cases_of(
                 reason: fresh.reason.to_string(),
                 prefault: fresh.prefault.reason.to_string(),
             },
+            if_ahead: IfAhead { path: ahead.path.name(), reason: ahead.reason.to_string() },
         }
     })
 }

@@ -5,8 +5,9 @@ use memferry_engine::runtime::limits as runtime;
 
 use super::{limits, registration};
 use crate::ferry::MIN_TIMED_BYTES;
+use crate::list;
 use crate::policy::{dedicated, sticky};
-use crate::submit::{channel_selection, delivery_rates, inline_limit, share_rates};
+use crate::submit::{batch, channel_selection, delivery_rates, inline_limit, share_rates};
 
 /// A limit that is the same on every machine.
 ///
@@ -108,6 +109,13 @@ pub const FIXED_LIMITS: &[FixedLimit] = &[
     count("share_first", share_rates::FIRST as u64, "copies", "before the first row of trials"),
     count("share_gain", share_rates::MIN_GAIN_PERCENT, "percent", "that sharing a copy must gain"),
     count("share_gain_again", share_rates::MIN_GAIN_AGAIN_PERCENT, "percent", "that it must gain to be chosen again"),
+
+    count("batch_run", batch::MAX_RUN as u64, "copies", "the most that a batch submits to processors at once"),
+    count("device_run", batch::MAX_DEVICE_RUN as u64, "descriptors", "the most that a batch submits to a device at once"),
+    bytes("device_run_bytes", batch::MIN_DEVICE_RUN_BYTES, "copies of a batch up to this go to one channel of a device"),
+    count("batch_own", batch::OWN_TURNS as u64, "copies", "that the caller of a batch makes before it offers a full channel the others again"),
+    count("ready_steps", list::READY_STEPS, "steps", "in which the bytes of a list become ready, if a device copies it"),
+    bytes("ready_from", list::MIN_READY_BYTES, "the smallest such step"),
 
     count("capacity", cpu::DEFAULT_CAPACITY as u64, "copies", "that a channel of the processor holds by default"),
     count("spin", cpu::DEFAULT_SPIN_NS, "ns", "for which an idle channel polls before it sleeps"),

@@ -81,6 +81,20 @@ impl EngineRegistrations {
         self.pin(address, length, access).map(Arc::new)
     }
 
+    /// Returns shared leases of a source and a target: where both are pinned, one look at the kernel's
+    /// events is enough for them.
+    pub(crate) fn lease_both(
+        &self,
+        ranges: [(u64, u64, Access); 2],
+    ) -> Result<[Arc<Lease>; 2], RegistrationError> {
+        if let Some(found) = self.cache.find_both(ranges) {
+            return Ok(found.map(Arc::new));
+        }
+        let [source, target] =
+            ranges.map(|(address, length, access)| self.lease(address, length, access));
+        Ok([source?, target?])
+    }
+
     /// Returns the batch of a request that is one descriptor: the batch of `submit` if its memory
     /// can be pinned, else a batch that bypasses the channel.
     pub(crate) fn single_batch(
@@ -110,15 +124,18 @@ impl EngineRegistrations {
             let leases = DescriptorLeases::default();
             return Ok(DescriptorLeases { source: lease.clone(), target: lease, ..leases });
         }
+        let access_from = operation.source_access().filter(|_| is_host(request.source_memory));
+        let access_to = operation.target_access().filter(|_| is_host(request.target_memory));
         let mut pins = DescriptorLeases::default();
-        if let Some(access) = operation.source_access().filter(|_| is_host(request.source_memory)) {
-            pins.source = Some(Arc::new(self.pin(source, length, access)?));
+        if let (Some(from), Some(to)) = (access_from, access_to) {
+            let both = self.lease_both([(source, length, from), (target, length, to)])?;
+            [pins.source, pins.target] = both.map(Some);
+        } else {
+            pins.source = access_from.map(|from| self.lease(source, length, from)).transpose()?;
+            pins.target = access_to.map(|to| self.lease(target, length, to)).transpose()?;
         }
-        if let Some(access) = operation.target_access().filter(|_| is_host(request.target_memory)) {
-            pins.target = Some(Arc::new(self.pin(target, length, access)?));
-            if operation == Opcode::Dualcast {
-                pins.second = Some(Arc::new(self.pin(second, length, access)?));
-            }
+        if let Some(to) = access_to.filter(|_| operation == Opcode::Dualcast) {
+            pins.second = Some(self.lease(second, length, to)?);
         }
         Ok(pins)
     }

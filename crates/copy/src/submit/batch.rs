@@ -24,13 +24,13 @@ use crate::request::Request;
 use crate::transfer::Transfer;
 
 /// Maximum number of descriptors of a run.
-const MAX_RUN: usize = 512;
+pub(crate) const MAX_RUN: usize = 512;
 /// Number of descriptors from which a run for a device is submitted.
-const MAX_DEVICE_RUN: usize = 128;
+pub(crate) const MAX_DEVICE_RUN: usize = 128;
 /// Size in bytes up to which items for a device stay one run, however many channels it has.
-const MIN_DEVICE_RUN_BYTES: u64 = 256 << 10;
+pub(crate) const MIN_DEVICE_RUN_BYTES: u64 = 256 << 10;
 /// How many descriptors the caller executes before it offers the others to a full channel again.
-const OWN_TURNS: usize = 16;
+pub(crate) const OWN_TURNS: usize = 16;
 /// How many descriptors a channel that was full is offered. A channel looks at all that it is
 /// offered, so this bounds the looks at each.
 const RETRY_OFFER: usize = 2 * OWN_TURNS;
@@ -408,13 +408,14 @@ fn new_completion(
 fn pins_of(open: &ActiveEngine, request: &Request<'_>) -> Option<Option<Arc<DescriptorLeases>>> {
     let Some(registrations) = &open.registrations else { return Some(None) };
     let Request { operation, source, target, length, .. } = *request;
-    let reads = operation != Opcode::Fill;
-    let source = reads.then(|| registrations.lease(source, length, Access::Read));
-    let pins = DescriptorLeases {
-        source: source.transpose().ok()?,
-        target: Some(registrations.lease(target, length, Access::Write).ok()?),
-        second: None,
-        variable: None,
+    let leases = DescriptorLeases::default();
+    let pins = if operation == Opcode::Fill {
+        let target = registrations.lease(target, length, Access::Write).ok()?;
+        DescriptorLeases { target: Some(target), ..leases }
+    } else {
+        let both = [(source, length, Access::Read), (target, length, Access::Write)];
+        let [source, target] = registrations.lease_both(both).ok()?;
+        DescriptorLeases { source: Some(source), target: Some(target), ..leases }
     };
     Some(Some(Arc::new(pins)))
 }

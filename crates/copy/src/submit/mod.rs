@@ -1,7 +1,7 @@
 //! Execution of a plan: from a validated request to descriptors on channels.
 
 mod active_engine;
-mod batch;
+pub(crate) mod batch;
 pub(crate) mod channel_selection;
 pub(crate) mod delivery_rates;
 mod dispatch;

@@ -398,7 +398,8 @@ unsafe impl HardwareQueue for DsaQueue {
 
     fn needs_poll(&self) -> bool {
         let has_refused = self.published < self.head && self.entries() < self.limits.size;
-        has_refused || self.reported < self.head && !self.will_interrupt()
+        // What has ended keeps its slots until the record of its batch is there.
+        has_refused || self.freed < self.head && !self.will_interrupt()
     }
 
     fn ring_doorbell(&mut self) {

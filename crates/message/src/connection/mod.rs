@@ -420,6 +420,13 @@ impl Connection {
         !self.free_claim_slots.is_empty()
     }
 
+    /// Returns whether a short message may take a claim slot: some are left for long ones, of which both
+    /// sides copy a part.
+    pub(crate) fn has_claim_slots_to_spare(&self) -> bool {
+        const FOR_LONG: usize = CLAIM_SLOTS / 4;
+        self.free_claim_slots.len() > FOR_LONG
+    }
+
     /// Frees a claim slot.
     pub(crate) fn free_claim_slot(&mut self, number: u16, generation: u16) {
         self.free_claim_slots.push((number, generation.wrapping_add(1).max(1)));

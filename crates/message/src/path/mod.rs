@@ -24,7 +24,7 @@ use crate::connection::{Connection, CopyError, RemoteSegments};
 use crate::control::OperationId;
 use crate::envelope::Envelope;
 use crate::error::{Error, MemorySide};
-use crate::plan::{MessagePlan, PathKind};
+use crate::plan::{MessagePlan, MessageReason, PathKind};
 use crate::port::MessageStatus;
 use crate::quarantine::{Claim, ClaimKind};
 use crate::ring::cells::ProtocolError;
@@ -197,6 +197,12 @@ impl Receiving {
         let ReceiveStage::Fetching(fetch) = &self.stage else { return false };
         let is_short = self.accepted() <= fetch.plan.chunk_bytes.into();
         is_short && !fetch.may_block && fetch.active_copy.as_ref().is_some_and(|c| c.is_in_flight())
+    }
+
+    /// Returns whether the message is short and was left to the sender, which copies all of it or
+    /// nothing, and is not complete.
+    pub(crate) fn is_left_to_sender(&self) -> bool {
+        matches!(&self.stage, ReceiveStage::Fetching(fetch) if fetch.plan.reason == MessageReason::ReceivedAhead)
     }
 
     /// The number of bytes of the message that fit.

@@ -277,7 +277,8 @@ pub fn rendezvous(context: &MessagePlanContext, query: &MessageQuery) -> Message
     }
     let limit_bytes = cooperative_limit(context, locality, receiver_access);
     // Mapped memory is copied in the time that the sender's answer takes.
-    let is_worth_help = [receiver_access, sender_access] == [AccessMethod::CrossMemory; 2]
+    let is_worth_help = bytes >= MIN_AHEAD
+        && [receiver_access, sender_access] == [AccessMethod::CrossMemory; 2]
         && context.thresholds.cooperative_bytes.is_none()
         && !sender_is_busy
         && !nonresident.target;
@@ -325,6 +326,9 @@ fn is_possible(path: PathKind, query: &MessageQuery) -> bool {
 fn min_chunk(method: AccessMethod) -> u64 {
     if method == AccessMethod::Mapped { 16 << 10 } else { 24 << 10 }
 }
+/// The minimum length of a message that is left to its sender: a shorter one is copied in the time that the
+/// answer takes.
+const MIN_AHEAD: u64 = 8 << 10;
 /// The bytes that a receiver copies alone before it polls its other messages.
 const SINGLE_STEP: u32 = 1 << 20;
 

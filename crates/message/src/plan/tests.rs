@@ -61,6 +61,7 @@ fn the_sender_copies_a_short_message_whose_receive_was_posted_ahead() {
     let absent = BufferEnds { source: false, target: true };
     let mapped = AccessMethod::Mapped;
     for other in [
+        MessageQuery { bytes: 6000, ..ahead },
         MessageQuery { sender_is_busy: true, ..ahead },
         MessageQuery { nonresident: absent, ..ahead },
         MessageQuery { sender_access: AccessMethod::None, ..ahead },

@@ -45,6 +45,25 @@ pub(super) struct CopySchedule {
     pub(super) next: Option<(usize, Arc<ActiveCopy>)>,
     /// The peer whose operations are stepped first.
     pub(super) next_peer: usize,
+    /// The waits in a row that had what they waited for, and left copies to others.
+    postponed: u32,
+}
+
+impl CopySchedule {
+    /// A thread that has what it waits for leaves copies to the senders and to waits that last longer. In
+    /// a program whose messages are always there already, no wait does.
+    const MAX_POSTPONED: u32 = 32;
+
+    /// A thread makes a copy of a peer's message.
+    pub(super) fn begin(&mut self, peer: usize) {
+        (self.next_peer, self.postponed) = (peer + 1, 0);
+    }
+
+    /// Counts a wait that leaves copies to others. Returns whether it must make one.
+    pub(super) fn count_postponed(&mut self) -> bool {
+        self.postponed += 1;
+        self.postponed >= Self::MAX_POSTPONED
+    }
 }
 
 /// What a control message changed outside of the protocol.

@@ -66,9 +66,16 @@ impl Protocol {
             method: way,
             sender_core: *core,
             cores,
-            is_ahead: *posts_ahead && connection.sender_help.is_expected(),
+            is_ahead: *posts_ahead,
         };
         let mut plan = planner.plan_fetch(connection, &fetch);
+        if plan.reason == MessageReason::ReceivedAhead
+            && (!connection.sender_help.is_expected()
+                || !connection.wire.has_claim_slots_to_spare()
+                || planner.residency.may_be_nonresident(pieces))
+        {
+            plan = planner.plan_fetch(connection, &Fetch { is_ahead: false, ..fetch });
+        }
         if bytes == 0 || (plan.path == PathKind::Cooperative && !connection.wire.has_claim_slot()) {
             plan.path =
                 if way == AccessMethod::None { PathKind::Pipeline } else { PathKind::Single };
@@ -81,9 +88,6 @@ impl Protocol {
         }
         let is_target_absent =
             plan.path == PathKind::Cooperative && planner.residency.may_be_nonresident(pieces);
-        if is_target_absent && plan.reason == MessageReason::ReceivedAhead {
-            plan.path = PathKind::Single;
-        }
         tracing::trace!(bytes, path = plan.path.name(), "a message met a receive");
         probes::message_begin(1, bytes);
         let path = path::of(plan.path);

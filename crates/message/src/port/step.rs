@@ -118,14 +118,16 @@ impl Protocol {
         Ok((moved, is_due))
     }
 
-    /// Whether another thread makes the only copy of an earlier message: a thread that waits for the last of
-    /// several small messages expects to have them all.
+    /// Whether another thread or the sender makes the only copy of an earlier message: a thread that waits for
+    /// the last of several small messages expects to have them all.
     fn is_after_pending_copy(&mut self, peer: usize, number: OperationId) -> bool {
         let Self { operations, peers, .. } = self;
         let Some(connection) = &peers[peer].connection else { return false };
         let before = connection.active.iter().take_while(|active| **active != number);
         before.into_iter().any(|active| {
-            operations.receiving(*active).is_some_and(|receiving| receiving.is_in_single_copy())
+            operations.receiving(*active).is_some_and(|receiving| {
+                receiving.is_in_single_copy() || receiving.is_left_to_sender()
+            })
         })
     }
 

@@ -120,10 +120,18 @@ impl PortGuard<'_> {
         posted
     }
 
+    /// Makes the progress of a thread that may have what it waits for. Returns whether a copy is to be made.
+    #[inline]
+    fn progress_without_copies(&mut self) -> bool {
+        self.protocol.copies.is_due = false;
+        self.progress_all(ProgressScope::Steps, Drain::Wanted);
+        self.protocol.copies.is_due
+    }
+
     /// Makes a copy with the port unlocked, and then the steps that follow it.
     #[inline(never)]
     fn run_copy(&mut self, peer: usize, copying: &ActiveCopy) {
-        self.protocol.copies.next_peer = peer + 1;
+        self.protocol.copies.begin(peer);
         self.copy_unlocked(|| copying.run());
         // The operation may have ended during the copy, and wait for it.
         let mut moved =
@@ -177,11 +185,14 @@ impl PortGuard<'_> {
             }
         }
         let no_unwinding = NoUnwinding;
+        // It is of this thread's call.
+        let posts_ahead = std::mem::take(&mut self.protocol.posts_ahead);
         // SAFETY: dropped once, and not used until the lock is taken again below, which is reached unless the
         // process ends.
         unsafe { ManuallyDrop::drop(&mut self.state) };
         f();
         self.state = ManuallyDrop::new(self.port.lock_state());
+        self.protocol.posts_ahead = posts_ahead;
         std::mem::forget(no_unwinding);
     }
 
@@ -311,8 +322,11 @@ impl Port {
     ) -> Option<T> {
         // Without a copy at first: what is waited for may be complete, and the caller has other work than a
         // copy for another message, which the sender can make meanwhile.
-        state.progress_all(ProgressScope::Steps, Drain::Wanted);
+        let has_copies = state.progress_without_copies();
         if let Some(found) = look(&mut state) {
+            if has_copies && state.protocol.copies.count_postponed() {
+                state.progress();
+            }
             return Some(found);
         }
         state.begin_polling();

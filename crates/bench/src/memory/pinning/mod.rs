@@ -174,12 +174,13 @@ fn messages(
     Ok(worst)
 }
 
-/// Many short measurements: the differences are small, and the key is the worst of many sizes.
+/// Many short measurements: the differences are small, and the key is the worst of many sizes. Of equal
+/// length: each has new memory, whose first messages take longer.
 fn budget(effort: Effort) -> Budget {
     match effort {
-        Effort::Brief => Budget::each(31, 1, 400),
-        Effort::Quick => Budget::each(51, 1, 800),
-        Effort::Full => Budget::each(101, 2, 2500),
+        Effort::Brief => Budget::equal(31, 1, 400),
+        Effort::Quick => Budget::equal(51, 1, 800),
+        Effort::Full => Budget::equal(101, 2, 2500),
     }
 }
 

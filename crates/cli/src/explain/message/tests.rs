@@ -89,6 +89,18 @@ fn the_text_names_paths_limits_and_costs() {
 }
 
 #[test]
+fn a_short_message_that_is_received_ahead_is_copied_by_its_sender() {
+    let explanation = explain_message(20 << 10);
+    let case = &explanation.cases[0];
+    assert_eq!((case.path, case.if_ahead.path), ("single", "cooperative"));
+    let text = text::render(&explanation, Paint::plain());
+    let words = "if the receive was posted ahead\n      path      cooperative\n      because   ";
+    assert!(text.contains(words), "{words} is missing from:\n{text}");
+    let text = text::render(&explain_message(64 << 10), Paint::plain());
+    assert!(!text.contains("posted ahead"), "{text}");
+}
+
+#[test]
 fn a_target_that_is_not_in_memory_changes_what_is_brought_in_and_the_path_of_short_messages() {
     let explanation = explain_message(64 << 10);
     let case = &explanation.cases[0];

@@ -2,7 +2,7 @@
 
 use memferry_bench::results::{number, size};
 
-use super::{Case, Explanation, IfNotResident, Memory};
+use super::{Case, Explanation, IfAhead, IfNotResident, Memory};
 use crate::show::{Paint, columns};
 
 pub(super) fn render(explanation: &Explanation, paint: Paint) -> String {
@@ -20,6 +20,7 @@ pub(super) fn render(explanation: &Explanation, paint: Paint) -> String {
             text += &format!("    estimate  {}\n", number::duration(estimate * 1000.0));
         }
         text += &format!("    prefaults {}\n", case.prefault);
+        text += &if_ahead(case);
         text += &if_not_resident(case);
     }
     if explanation.switched_off {
@@ -66,6 +67,17 @@ pub(super) fn render(explanation: &Explanation, paint: Paint) -> String {
         .collect();
     push(&mut text, &columns::align(&lines, true));
     text
+}
+
+/// The path if the receive was posted ahead; empty if it is the same.
+fn if_ahead(case: &Case) -> String {
+    let IfAhead { path, reason } = &case.if_ahead;
+    if *path == case.path {
+        return String::new();
+    }
+    format!(
+        "    if the receive was posted ahead\n      path      {path}\n      because   {reason}\n"
+    )
 }
 
 /// The differences if the target is not resident; empty if there are none.

@@ -72,12 +72,12 @@ impl PostedDoorbell {
         registers.counters.doorbells += new - 1;
         let rung_ns = Duration::from_nanos(self.rung_ns.load(Ordering::Relaxed));
         registers.rung_at = Some(self.epoch + rung_ns);
-        if registers.state == ChannelState::Idle {
-            registers.starts_at = registers.rung_at;
-        }
+        let was_idle = registers.state == ChannelState::Idle;
         if let Err(why) = registers.write(DMACOUNT, word & 0xFFFF, || false) {
             registers.late_violations.push(why);
         }
+        let has_started = was_idle && registers.state == ChannelState::Active;
+        registers.starts_at = registers.rung_at.filter(|_| has_started);
     }
 }
 
