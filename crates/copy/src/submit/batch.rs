@@ -12,9 +12,10 @@ use memferry_engine::completion::{ChannelBatch, ChunkedWork, Completion, Dispatc
 use memferry_engine::contract::DescriptorLeases;
 use memferry_engine::{Descriptor, Opcode};
 use memferry_memory::pinning::Access;
-use memferry_sys::{probes, stats, stats::kinds::CopyPath};
+use memferry_sys::{stats, stats::kinds::CopyPath};
 
 use super::active_engine::run_refused;
+use super::dispatch::count_transfer;
 use super::inline_limit::SmallCopy;
 use super::{ActiveEngine, FerryCore, copy_inline};
 use crate::parts::{self, PartBuilder};
@@ -389,17 +390,7 @@ fn new_completion(
     request: &Request<'_>,
     plan: &CopyPlan,
 ) -> Arc<Completion> {
-    let span = tracing::trace_span!(
-        "transfer",
-        operation = ?request.operation,
-        bytes = request.length,
-        path = ?plan.strategy,
-        kernel = plan.kernel.name(),
-    );
-    let path = plan.strategy.counted();
-    stats::thread(|counters| counters.count_copy(path, request.length));
-    probes::submit(request.length, path as u64);
-    Arc::new(completion.traced(span))
+    Arc::new(completion.traced(count_transfer(request, plan)))
 }
 
 /// Pins the memory of an item for an engine whose submitter registers it: `Some(None)` if it needs

@@ -46,6 +46,21 @@ impl PendingTransfer<'_> {
     }
 }
 
+/// Counts a transfer that is about to be dispatched, and returns its span.
+pub(super) fn count_transfer(request: &Request<'_>, plan: &CopyPlan) -> tracing::Span {
+    let span = tracing::trace_span!(
+        "transfer",
+        operation = ?request.operation,
+        bytes = request.length,
+        path = ?plan.strategy,
+        kernel = plan.kernel.name(),
+    );
+    let path = plan.strategy.counted();
+    stats::thread(|counters| counters.count_copy(path, request.length));
+    probes::submit(request.length, path as u64);
+    span
+}
+
 impl FerryCore {
     /// Dispatches a transfer and returns its completion.
     ///
@@ -65,16 +80,7 @@ impl FerryCore {
         let completion = unsafe { new_completion(&request, plan) }.spread_over(others);
         // SAFETY: the caller guarantees the validity of the variable until the transfer is complete.
         let completion = unsafe { completion.storing_crc(request.crc_variable) };
-        let span = tracing::trace_span!(
-            "transfer",
-            operation = ?request.operation,
-            bytes = request.length,
-            path = ?plan.strategy,
-            kernel = plan.kernel.name(),
-        );
-        let path = plan.strategy.counted();
-        stats::thread(|counters| counters.count_copy(path, request.length));
-        probes::submit(request.length, path as u64);
+        let span = count_transfer(&request, plan);
         let completion = Arc::new(completion.notifying(notify).traced(span));
         if let Some(variable) = keep_alive {
             let _ = completion.keep_alive(variable);
