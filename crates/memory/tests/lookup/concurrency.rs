@@ -258,6 +258,17 @@ fn until_lookups(lookup: &Lookup<Arc<Gate>>, number: u64) {
     });
 }
 
+/// A lookup that is recorded and whose backend waits for a gate, and a process.
+fn recorded_lookup(
+    inline_misses: bool,
+) -> (Lookup<Arc<Gate>>, Arc<Gate>, SharedBuffer, ProcessHandle) {
+    let (mut lookup, gate) = gated_lookup(LookupConfig { inline_misses, ..config(64, 8, 2) });
+    let recording = SharedBuffer::default();
+    lookup.start_recording(Box::new(recording.clone())).unwrap();
+    let process = lookup.add_process().unwrap();
+    (lookup, gate, recording, process)
+}
+
 /// Compares a recorded run with the replay of its recording. In a replay every line is attached at
 /// once, so that what had to be retried hits.
 fn assert_replay_agrees(mut lookup: Lookup<Arc<Gate>>, recording: &SharedBuffer) -> LookupCounters {
@@ -273,10 +284,7 @@ fn assert_replay_agrees(mut lookup: Lookup<Arc<Gate>>, recording: &SharedBuffer)
 #[test]
 fn two_threads_on_one_line_count_the_miss_that_a_replay_counts() {
     for inline_misses in [true, false] {
-        let (mut lookup, gate) = gated_lookup(LookupConfig { inline_misses, ..config(64, 8, 2) });
-        let recording = SharedBuffer::default();
-        lookup.start_recording(Box::new(recording.clone())).unwrap();
-        let process = lookup.add_process().unwrap();
+        let (lookup, gate, recording, process) = recorded_lookup(inline_misses);
         std::thread::scope(|scope| {
             let lookup = &lookup;
             for number in 0..2 {
@@ -294,11 +302,7 @@ fn two_threads_on_one_line_count_the_miss_that_a_replay_counts() {
 
 #[test]
 fn an_access_that_waits_for_a_posted_one_counts_no_second_miss() {
-    let (mut lookup, gate) =
-        gated_lookup(LookupConfig { inline_misses: false, ..config(64, 8, 2) });
-    let recording = SharedBuffer::default();
-    lookup.start_recording(Box::new(recording.clone())).unwrap();
-    let process = lookup.add_process().unwrap();
+    let (lookup, gate, recording, process) = recorded_lookup(false);
     let posted = lookup.try_translate(page(process, 0), DataPath::Send).map(drop);
     assert_eq!(posted, Err(LookupError::NotCached));
     std::thread::scope(|scope| {
@@ -313,11 +317,7 @@ fn an_access_that_waits_for_a_posted_one_counts_no_second_miss() {
 
 #[test]
 fn a_prefetched_line_that_two_accesses_wait_for_counts_one_miss() {
-    let (mut lookup, gate) =
-        gated_lookup(LookupConfig { inline_misses: false, ..config(64, 8, 2) });
-    let recording = SharedBuffer::default();
-    lookup.start_recording(Box::new(recording.clone())).unwrap();
-    let process = lookup.add_process().unwrap();
+    let (lookup, gate, recording, process) = recorded_lookup(false);
     lookup.prefetch(page(process, 0), DataPath::Send);
     std::thread::scope(|scope| {
         let lookup = &lookup;

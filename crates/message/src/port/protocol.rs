@@ -61,7 +61,7 @@ impl CopySchedule {
 
     /// Counts a wait that leaves copies to others. Returns whether it must make one.
     pub(super) fn count_postponed(&mut self) -> bool {
-        self.postponed += 1;
+        self.postponed = self.postponed.saturating_add(1);
         self.postponed >= Self::MAX_POSTPONED
     }
 }
