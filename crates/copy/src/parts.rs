@@ -33,6 +33,24 @@ pub(crate) unsafe fn single_descriptor(request: &Request<'_>, plan: &CopyPlan) -
         .memory(request.source_memory, request.target_memory)
 }
 
+/// Whether a request is one part within the limits of an engine.
+pub(crate) fn is_one(request: &Request<'_>, capabilities: &Capabilities) -> bool {
+    max_part(request, capabilities, 0, request.length) == request.length
+}
+
+/// Returns the length of the longest part at an offset, of `length` bytes at most.
+fn max_part(request: &Request<'_>, capabilities: &Capabilities, offset: u64, length: u64) -> u64 {
+    let source = request.source.wrapping_add(offset);
+    let target = request.target.wrapping_add(offset);
+    let length = capabilities.max_part(source, target, length);
+    match request.operation {
+        Opcode::Dualcast => {
+            capabilities.max_part(source, request.second.wrapping_add(offset), length)
+        }
+        _ => length,
+    }
+}
+
 /// Splits a request into parts that report to one completion.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PartBuilder<'a> {
@@ -71,13 +89,7 @@ impl PartBuilder<'_> {
     ) {
         let mut offset = range.start;
         while offset < range.end {
-            let source = self.request.source.wrapping_add(offset);
-            let target = self.request.target.wrapping_add(offset);
-            let mut length = self.capabilities.max_part(source, target, range.end - offset);
-            if self.request.operation == Opcode::Dualcast {
-                let second = self.request.second.wrapping_add(offset);
-                length = self.capabilities.max_part(source, second, length);
-            }
+            let length = max_part(self.request, self.capabilities, offset, range.end - offset);
             // SAFETY: the caller upholds the contract.
             let part = unsafe { self.part(offset, length) };
             parts.push(match pins {

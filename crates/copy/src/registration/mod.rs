@@ -15,7 +15,7 @@ use memferry_memory::pin_cache::{Lease, PinCacheLimits};
 use memferry_memory::pinning::{Access, PinError};
 use memferry_memory::registration::{RegistrationCache, RegistrationError, first_unmapped};
 
-pub(crate) use pipeline::PipelinedRegistration;
+pub(crate) use pipeline::{PipelinedRegistration, is_pinned_at_once};
 
 use crate::error::BuildError;
 use crate::request::Request;

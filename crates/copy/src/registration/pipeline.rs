@@ -22,6 +22,11 @@ use crate::parts::PartBuilder;
 /// Up to this number of pages, pinning everything takes no longer than pinning the first range.
 const SINGLE_PIN_PAGES: usize = 8;
 
+/// Whether memory of this length is pinned as one range.
+pub(crate) fn is_pinned_at_once(length: u64) -> bool {
+    length <= (SINGLE_PIN_PAGES * page_bytes()) as u64
+}
+
 /// Maximum number of pages of a pinned range.
 const MAX_PIN_PAGES: usize = 1024;
 
@@ -147,8 +152,7 @@ struct RegistrationCursor {
 
 impl RegistrationCursor {
     fn new(address: u64, length: u64, access: Option<Access>) -> Self {
-        let at_once = length <= (SINGLE_PIN_PAGES * page_bytes()) as u64;
-        let next_pages = if at_once { SINGLE_PIN_PAGES + 1 } else { 1 };
+        let next_pages = if is_pinned_at_once(length) { SINGLE_PIN_PAGES + 1 } else { 1 };
         Self { address, length, access, lease: None, ready: 0, next_pages }
     }
 

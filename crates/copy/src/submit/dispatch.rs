@@ -12,7 +12,7 @@ use super::channel_selection::ChannelSelection;
 use crate::parts::{self, PartBuilder};
 use crate::plan::{CopyPlan, CopyStrategy};
 use crate::policy::Choice;
-use crate::registration::PipelinedRegistration;
+use crate::registration::{PipelinedRegistration, is_pinned_at_once};
 use crate::request::{Request, RequestExtras};
 use memferry_sys::{probes, stats};
 
@@ -72,6 +72,7 @@ impl FerryCore {
         plan: &CopyPlan,
         blocking: bool,
     ) -> Arc<Completion> {
+        let plan = &self.with_one_part(plan, &request);
         let RequestExtras { after, notify, keep_alive } = request.options.take_extras();
         // A caller that waits but does not assist needs a channel, as one that does not wait.
         let blocking = blocking && !request.options.no_caller_assist;
@@ -111,6 +112,21 @@ impl FerryCore {
             }
         }
         transfer.completion
+    }
+
+    /// Returns the plan with one descriptor, if it has fixed parts and the request is only one, so short
+    /// that it is pinned at once: that needs no chunks, and no list of parts.
+    fn with_one_part(&self, plan: &CopyPlan, request: &Request<'_>) -> CopyPlan {
+        match plan.strategy {
+            CopyStrategy::FixedParts { engine, chunk_bytes }
+                if request.length <= chunk_bytes
+                    && is_pinned_at_once(request.length)
+                    && parts::is_one(request, self.engines[engine].engine.capabilities()) =>
+            {
+                CopyPlan { strategy: CopyStrategy::SingleDescriptor { engine }, ..*plan }
+            }
+            _ => *plan,
+        }
     }
 
     /// Dispatches a transfer that is one descriptor.
