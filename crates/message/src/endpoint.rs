@@ -17,6 +17,7 @@ use crate::connect::parse_name;
 use crate::envelope::MatchSpec;
 use crate::error::{ConnectError, Error};
 use crate::operation::{self, FailedOperation, Operation, OperationScope, OwnedOperation};
+use crate::plan::Pinning;
 use crate::port::{MessageStatus, Peer, Port};
 use crate::segments::Segment;
 use crate::window::{RawMemory, RemoteWindow, Rights, Window, WindowHandle};
@@ -365,6 +366,29 @@ impl Endpoint {
     /// the peer.
     pub fn attach(&self, peer: Peer, handle: WindowHandle) -> Result<RemoteWindow, Error> {
         self.port().attach(peer, handle)
+    }
+
+    /// Whether memory is prefaulted before it is copied; see [`EndpointBuilder::pinning`].
+    pub fn pinning(&self) -> Result<Pinning, Error> {
+        self.port().check_fork()?;
+        Ok(self.port().lock().protocol.planner.pinning())
+    }
+
+    /// Changes whether memory is prefaulted before it is copied, for messages that are matched from now
+    /// on.
+    ///
+    /// ```
+    /// use memferry::message::Endpoint;
+    /// use memferry::message::plan::Pinning;
+    ///
+    /// let endpoint = Endpoint::open("doc-set-pinning")?;
+    /// endpoint.set_pinning(Pinning::Off)?; // from here on, all buffers are in use already
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_pinning(&self, pinning: Pinning) -> Result<(), Error> {
+        self.port().check_fork()?;
+        self.port().lock().protocol.planner.set_pinning(pinning);
+        Ok(())
     }
 
     /// The counters of the window lookup; `None` before the first window is attached.

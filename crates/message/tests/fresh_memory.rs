@@ -209,3 +209,22 @@ fn no_page_beyond_a_short_message_is_brought_in() {
         assert!(target.as_mut_slice()[..=1 << 20].iter().all(|&byte| byte == 5));
     }
 }
+
+#[test]
+fn the_policy_changes_between_messages_and_every_byte_arrives() {
+    let sides = pair(&EndpointBuilder::new().pinning(Pinning::Auto).eager_bytes(0));
+    assert_eq!(sides.there.pinning().unwrap(), Pinning::Auto);
+    for (seed, pinning) in Pinning::ALL.into_iter().cycle().take(9).enumerate() {
+        for side in [&sides.here, &sides.there] {
+            side.set_pinning(pinning).unwrap();
+            assert_eq!(side.pinning().unwrap(), pinning);
+        }
+        for shareable in [false, true] {
+            let mut source = TestMemory::new(shareable, 700_001);
+            let mut target = TestMemory::new(shareable, 700_001);
+            fill(&mut source.bytes()[SKEW..], seed as u64);
+            send_and_check(&sides, &mut source, &mut target);
+            assert_eq!(first_wrong(&target.bytes()[SKEW..], seed as u64), None, "{pinning:?}");
+        }
+    }
+}

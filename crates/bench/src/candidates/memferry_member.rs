@@ -28,6 +28,8 @@ const TAG: u64 = 1;
 
 struct MemferryMember<M> {
     group: MemberGroup,
+    /// What the environment has set, or the default.
+    usual_pinning: Pinning,
     /// The team of the group, once a collective has run.
     team: Option<TeamMember>,
     collective_buffers: CollectiveBuffers,
@@ -52,33 +54,24 @@ struct PeerLink<'a> {
 }
 
 /// Joins the job, with messages in ordinary memory.
-pub(crate) fn join(args: &WorkerArgs, pinning: Pinning) -> anyhow::Result<impl Member + use<>> {
-    join_with::<TouchedPages<u8>>(args, pinning)
+pub(crate) fn join(args: &WorkerArgs) -> anyhow::Result<impl Member + use<>> {
+    join_with::<TouchedPages<u8>>(args)
 }
 
 /// Joins the job, with messages in memory that the peer maps.
-pub(crate) fn join_shareable(
-    args: &WorkerArgs,
-    pinning: Pinning,
-) -> anyhow::Result<impl Member + use<>> {
-    join_with::<ShareableBuffer>(args, pinning)
+pub(crate) fn join_shareable(args: &WorkerArgs) -> anyhow::Result<impl Member + use<>> {
+    join_with::<ShareableBuffer>(args)
 }
 
-fn join_with<M: FreshMemory>(
-    args: &WorkerArgs,
-    pinning: Pinning,
-) -> anyhow::Result<MemferryMember<M>> {
+fn join_with<M: FreshMemory>(args: &WorkerArgs) -> anyhow::Result<MemferryMember<M>> {
     // The limits are for messages that wait for their receives, by far.
-    let mut builder = EndpointBuilder::new()
+    let builder = EndpointBuilder::new()
         .max_operations(2 * MAX_DEPTH as usize)
         .max_unexpected_messages(2 * MAX_DEPTH as usize)
         .max_unexpected_bytes(64 << 20);
-    // For `Auto`, the environment variable decides.
-    if pinning != Pinning::Auto {
-        builder = builder.pinning(pinning);
-    }
     let job = builder.join(&args.name, args.rank, args.size)?;
     Ok(MemferryMember {
+        usual_pinning: job.endpoint().pinning()?,
         group: MemberGroup::of(job),
         team: None,
         collective_buffers: CollectiveBuffers::default(),
@@ -113,7 +106,9 @@ impl<M: FreshMemory> Member for MemferryMember<M> {
             GroupTask::Fourier { points } => {
                 fourier(&mut self.group, points, times, &mut self.checked_points)
             }
-            GroupTask::FirstTouch { bytes, fresh } => {
+            GroupTask::FirstTouch { bytes, fresh, plain } => {
+                let pinning = if plain { Pinning::Off } else { self.usual_pinning };
+                self.group.job.endpoint().set_pinning(pinning)?;
                 let first = self.group.rank() == 0;
                 let mut wire = self.group.link_to(if first { 1 } else { 0 });
                 let task = (usize::try_from(bytes)?, fresh);

@@ -30,8 +30,8 @@ pub(crate) enum GroupTask {
     /// in the same few slots, or in `cold` slots.
     Receive { bytes: u64, cold: bool },
     /// A message from the first member to the second, into memory that was never touched (`fresh`)
-    /// or has been used before.
-    FirstTouch { bytes: u64, fresh: bool },
+    /// or has been used before; `plain` without prefaulting.
+    FirstTouch { bytes: u64, fresh: bool, plain: bool },
     /// The first member copies its own memory, one copy after the other.
     SmallCopies { bytes: u64 },
 }
@@ -51,6 +51,8 @@ const ERROR: &str = "error ";
 
 /// What comes before the word of a case.
 const MATCHING: &str = "match-";
+/// How the words of messages into fresh or reused memory begin.
+const FIRST_TOUCH: &str = "land-";
 /// What comes before the word of a collective.
 const COLLECTIVE: &str = "coll-";
 
@@ -67,9 +69,18 @@ impl GroupTask {
             Self::SmallCopies { bytes } => ("copies", bytes),
             Self::Receive { bytes, cold: false } => ("receive-hot", bytes),
             Self::Receive { bytes, cold: true } => ("receive-cold", bytes),
-            Self::FirstTouch { bytes, fresh: false } => ("land-reused", bytes),
-            Self::FirstTouch { bytes, fresh: true } => ("land-fresh", bytes),
+            Self::FirstTouch { bytes, fresh, plain } => (first_touch_word(fresh, plain), bytes),
         }
+    }
+}
+
+/// The word of messages into fresh or reused memory.
+fn first_touch_word(fresh: bool, plain: bool) -> &'static str {
+    match (fresh, plain) {
+        (false, false) => "land-reused",
+        (true, false) => "land-fresh",
+        (false, true) => "land-reused-plain",
+        (true, true) => "land-fresh-plain",
     }
 }
 
@@ -108,11 +119,15 @@ impl FromStr for WorkerCommand {
             "copies" => GroupTask::SmallCopies { bytes: size },
             "receive-hot" => GroupTask::Receive { bytes: size, cold: false },
             "receive-cold" => GroupTask::Receive { bytes: size, cold: true },
-            "land-reused" => GroupTask::FirstTouch { bytes: size, fresh: false },
-            "land-fresh" => GroupTask::FirstTouch { bytes: size, fresh: true },
             _ if word.starts_with(COLLECTIVE) => {
                 let kind = CollectiveKind::from_word(&word[COLLECTIVE.len()..]);
                 GroupTask::Collective { kind: kind.ok_or_else(wrong)?, bytes: size }
+            }
+            _ if word.starts_with(FIRST_TOUCH) => {
+                let both = [(false, false), (false, true), (true, false), (true, true)];
+                let is_it = |&&(fresh, plain): &&(bool, bool)| first_touch_word(fresh, plain) == word;
+                let &(fresh, plain) = both.iter().find(is_it).ok_or_else(wrong)?;
+                GroupTask::FirstTouch { bytes: size, fresh, plain }
             }
             _ => {
                 let case = word.strip_prefix(MATCHING).and_then(MatchCase::from_word);
@@ -173,8 +188,10 @@ mod tests {
             GroupTask::Receive { bytes: 4096, cold: false },
             GroupTask::Receive { bytes: 1 << 20, cold: true },
             GroupTask::SmallCopies { bytes: 64 },
-            GroupTask::FirstTouch { bytes: 4096, fresh: false },
-            GroupTask::FirstTouch { bytes: 1 << 20, fresh: true },
+            GroupTask::FirstTouch { bytes: 4096, fresh: false, plain: false },
+            GroupTask::FirstTouch { bytes: 4096, fresh: false, plain: true },
+            GroupTask::FirstTouch { bytes: 1 << 20, fresh: true, plain: false },
+            GroupTask::FirstTouch { bytes: 1 << 20, fresh: true, plain: true },
         ] {
             let order = WorkerCommand { task, iterations: 17 };
             assert_eq!(order.to_string().parse::<WorkerCommand>(), Ok(order));
@@ -195,6 +212,7 @@ mod tests {
             "pongping 8 1",
             "receive 8 1",
             "coll-scatter 8 1",
+            "land-hot 8 1",
             "is 8 1 1",
         ] {
             assert_eq!(

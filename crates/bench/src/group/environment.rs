@@ -1,13 +1,15 @@
 //! Candidates of a bench: found, compiled and started here, each as a group of processes. An
 //! unavailable candidate is reported as missing, with the reason.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::rc::Rc;
 use std::time::Duration;
 
 use super::GroupTask;
-use super::candidate::{GroupCandidate, NamedGroup, TaskRunner};
+use super::candidate::{GroupCandidate, NamedGroup, TaskRunner, WithoutPrefault};
 use super::cores::MemberCores;
 use super::lineup::{FIRST_TOUCH_KINDS, MEMFERRY_KINDS, PACKETS, RECEIVERS, TRANSPORTS, UCX};
 use super::process_group::{ProcessGroup, REPLY_TIMEOUT};
@@ -272,9 +274,16 @@ impl BenchEnvironment {
         field
     }
 
-    /// Starts members that receive into memory that may not be resident.
+    /// Starts members that receive into memory that may not be resident, with and without prefaulting by
+    /// the same members.
     pub(crate) fn first_touch_candidates(&mut self) -> CandidateSet<'_> {
-        self.own_candidates(&FIRST_TOUCH_KINDS)
+        let mut field = CandidateSet { groups: Vec::new(), missing: &mut self.missing };
+        for ([plain, usual], kind) in FIRST_TOUCH_KINDS {
+            let both = self.launcher.start(kind, 2).map(|group| Rc::new(RefCell::new(group)));
+            field.add(plain, Role::Peer, both.clone().map(WithoutPrefault));
+            field.add(usual, Role::Memferry, both);
+        }
+        field
     }
 
     fn own_candidates(&mut self, kinds: &[(&str, Role, WorkerKind)]) -> CandidateSet<'_> {

@@ -50,10 +50,6 @@ pub(super) const RECEIVERS: [(&str, Role, WorkerKind); 4] = [
     (RECEIVE_AHEAD[2], Role::Memferry, WorkerKind::ReceiveBackground),
 ];
 
-/// Members of the first-touch task.
-pub(super) const FIRST_TOUCH_KINDS: [(&str, Role, WorkerKind); 4] = [
-    (FIRST_TOUCH[0][0], Role::Peer, WorkerKind::Unpinned),
-    (FIRST_TOUCH[0][1], Role::Memferry, WorkerKind::Memferry),
-    (FIRST_TOUCH[1][0], Role::Peer, WorkerKind::UnpinnedShareable),
-    (FIRST_TOUCH[1][1], Role::Memferry, WorkerKind::Shareable),
-];
+/// Members of the first-touch task: of one kind for both series of a pair.
+pub(super) const FIRST_TOUCH_KINDS: [([&str; 2], WorkerKind); 2] =
+    [(FIRST_TOUCH[0], WorkerKind::Memferry), (FIRST_TOUCH[1], WorkerKind::Shareable)];

@@ -6,7 +6,6 @@ use std::io::BufRead;
 use std::process::Command;
 
 use clap::{Args, ValueEnum};
-use memferry::message::plan::Pinning;
 use memferry::sys::affinity;
 
 use super::command::{QUIT, READY, WorkerCommand};
@@ -26,10 +25,6 @@ pub enum WorkerKind {
     Memferry,
     /// Our endpoints, with memory that the other side maps.
     Shareable,
-    /// Our endpoints, with ordinary memory that is never brought in before a copy.
-    Unpinned,
-    /// The same with memory that the other side maps.
-    UnpinnedShareable,
     /// Our link.
     Link,
     /// One copy by the receiver, out of the sender's memory.
@@ -148,17 +143,9 @@ pub fn run(args: &WorkerArgs) -> anyhow::Result<()> {
     }
     let leads = args.rank == 0;
     match args.kind {
-        WorkerKind::Memferry => {
-            serve(crate::candidates::memferry_member::join(args, Pinning::Auto)?, leads)
-        }
+        WorkerKind::Memferry => serve(crate::candidates::memferry_member::join(args)?, leads),
         WorkerKind::Shareable => {
-            serve(crate::candidates::memferry_member::join_shareable(args, Pinning::Auto)?, leads)
-        }
-        WorkerKind::Unpinned => {
-            serve(crate::candidates::memferry_member::join(args, Pinning::Off)?, leads)
-        }
-        WorkerKind::UnpinnedShareable => {
-            serve(crate::candidates::memferry_member::join_shareable(args, Pinning::Off)?, leads)
+            serve(crate::candidates::memferry_member::join_shareable(args)?, leads)
         }
         WorkerKind::Link => serve(transport::join::<MemferryLink>(args)?, leads),
         WorkerKind::CrossMemory => serve(transport::join::<CrossMemory>(args)?, leads),

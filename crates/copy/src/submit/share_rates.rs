@@ -16,7 +16,7 @@ use crate::plan::ALWAYS_SHARED_BYTES;
 const SIZES: usize = ALWAYS_SHARED_BYTES.ilog2() as usize;
 /// The copies of a thread and a size from one row of trials to the next.
 pub(crate) const PERIOD: u32 = 512;
-/// The periods from one row of trials to the next, if the other way is much slower.
+/// The periods from one row of trials to the next, if the other way is much slower, or a row takes long.
 pub(crate) const RARE: u32 = 8;
 /// The copies of a row of trials.
 pub(crate) const ROW: u32 = 16;
@@ -29,6 +29,10 @@ pub(crate) const FIRST: u32 = 32;
 pub(crate) const MIN_GAIN_PERCENT: u64 = 5;
 /// What it must gain to be chosen again.
 pub(crate) const MIN_GAIN_AGAIN_PERCENT: u64 = 10;
+/// What a row may take beyond as many copies of the usual way, in copies; they are a hundredth of a
+/// period. Its first copies wake channels, and move the data to other cores: the faster those of the usual
+/// way are, the more of them that is.
+const MAX_ROW_EXCESS: u64 = (PERIOD / 100) as u64;
 /// Where a thread begins to count.
 const START: u32 = PERIOD - ROW - FIRST;
 
@@ -46,6 +50,8 @@ pub(crate) enum CopyWay {
 pub(crate) struct ShareChoice {
     pub(crate) way: CopyWay,
     is_measured: bool,
+    /// Whether it is one of a row of trials.
+    is_trial: bool,
 }
 
 thread_local! {
@@ -67,6 +73,10 @@ struct SizeRates {
     is_alone: AtomicBool,
     /// The time of that way when it was chosen.
     chosen_at: AtomicU64,
+    /// The time of all copies of the row of trials, those that are not measured included.
+    row: AtomicU64,
+    /// Whether the last row took long.
+    is_row_dear: AtomicBool,
 }
 
 impl ShareRates {
@@ -99,10 +109,8 @@ impl ShareRates {
 
     /// Records the time of a copy.
     pub(crate) fn record(&self, bytes: u64, choice: ShareChoice, took: Duration) {
-        if choice.is_measured {
-            let measured = (took.as_nanos() as u64).saturating_mul(1000) / bytes.max(1);
-            self.0[size_of_copy(bytes)].record(choice.way, measured.max(1));
-        }
+        let measured = (took.as_nanos() as u64).saturating_mul(1000) / bytes.max(1);
+        self.0[size_of_copy(bytes)].record(choice, measured.max(1));
     }
 }
 
@@ -122,12 +130,15 @@ impl SizeRates {
         };
         match turn.checked_sub(PERIOD - ROW) {
             Some(trial) if (number / PERIOD).is_multiple_of(RARE) || !self.is_clear() => {
-                ShareChoice { way: other, is_measured: trial >= MOVING }
+                if trial == 0 {
+                    self.row.store(0, Ordering::Relaxed);
+                }
+                ShareChoice { way: other, is_measured: trial >= MOVING, is_trial: true }
             }
             // The first copies of a thread have to wake channels and to fetch their data.
             _ => {
                 let is_settled = turn >= MOVING && !(START..START + MOVING).contains(&number);
-                ShareChoice { way: usual, is_measured: is_settled }
+                ShareChoice { way: usual, is_measured: is_settled, is_trial: false }
             }
         }
     }
@@ -137,10 +148,11 @@ impl SizeRates {
         [&self.alone, &self.shared].map(|rate| rate.load(Ordering::Relaxed))
     }
 
-    /// Whether one way is much slower than the other.
+    /// Whether the way that is not taken is to be tried rarely: it is much slower, or trying it is.
     fn is_clear(&self) -> bool {
         let [alone, shared] = self.rates();
-        alone.min(shared) > 0 && differs(alone, shared)
+        let is_dear = self.is_row_dear.load(Ordering::Relaxed);
+        alone.min(shared) > 0 && (is_dear || differs(alone, shared))
     }
 
     /// Chooses the faster way, as far as it is known. Sharing takes the time of another core, so it must
@@ -154,6 +166,9 @@ impl SizeRates {
         }
         let gain = if is_alone { MIN_GAIN_AGAIN_PERCENT } else { MIN_GAIN_PERCENT };
         let now_alone = 100 * alone < (100 + gain) * shared;
+        let row = self.row.load(Ordering::Relaxed);
+        let is_dear = now_alone == is_alone && row > usual * (u64::from(ROW) + MAX_ROW_EXCESS);
+        self.is_row_dear.store(is_dear, Ordering::Relaxed);
         let chosen_at = self.chosen_at.load(Ordering::Relaxed);
         if now_alone == is_alone && chosen_at > 0 && differs(usual, chosen_at) {
             // The data is somewhere else now, and the other time was measured there.
@@ -164,8 +179,15 @@ impl SizeRates {
         self.chosen_at.store(if now_alone { alone } else { shared }, Ordering::Relaxed);
     }
 
-    fn record(&self, way: CopyWay, measured: u64) {
-        let rate = match way {
+    fn record(&self, choice: ShareChoice, measured: u64) {
+        if choice.is_trial {
+            // Several threads may be in a row: it counts as dearer then.
+            self.row.fetch_add(measured, Ordering::Relaxed);
+        }
+        if !choice.is_measured {
+            return;
+        }
+        let rate = match choice.way {
             CopyWay::Alone => &self.alone,
             CopyWay::Shared => &self.shared,
         };
@@ -205,9 +227,7 @@ mod tests {
                 let choice = self.rates.decide(self.number);
                 self.number += 1;
                 let took = took(number, choice.way);
-                if choice.is_measured {
-                    self.rates.record(choice.way, took);
-                }
+                self.rates.record(choice, took);
                 u32::from(choice.way == CopyWay::Alone)
             };
             (0..copies).map(copy).sum()
@@ -239,6 +259,24 @@ mod tests {
             copies.copy(2 * PERIOD, times(alone, shared));
             assert_eq!(copies.copy(RARE * PERIOD, times(alone, shared)), expected);
         }
+    }
+
+    #[test]
+    fn a_row_of_trials_whose_first_copies_take_long_is_rare() {
+        let last = Cell::new((CopyWay::Shared, 0));
+        let took = |_, way| {
+            let (before, since) = last.get();
+            let since = if before == way { since + 1 } else { 0 };
+            last.set((way, since));
+            match way {
+                CopyWay::Alone => 300,
+                CopyWay::Shared if since < MOVING => 900,
+                CopyWay::Shared => 330,
+            }
+        };
+        let mut copies = Copies::new();
+        copies.copy(2 * PERIOD, &took);
+        assert_eq!(copies.copy(RARE * PERIOD, &took), RARE * PERIOD - ROW);
     }
 
     #[test]
@@ -278,7 +316,8 @@ mod tests {
     fn one_long_interruption_does_not_change_the_way() {
         let mut copies = Copies::new();
         copies.copy(2 * PERIOD, times(300, 360));
-        copies.rates.record(CopyWay::Alone, 1_000_000);
+        let long = ShareChoice { way: CopyWay::Alone, is_measured: true, is_trial: false };
+        copies.rates.record(long, 1_000_000);
         copies.copy(PERIOD, times(300, 360));
         assert!(copies.rates.is_alone.load(Ordering::Relaxed));
     }

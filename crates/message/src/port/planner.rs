@@ -19,7 +19,7 @@ const MAX_FAST_IN_ROW: u32 = 64;
 
 /// The planner of a port.
 #[derive(Debug)]
-pub(super) struct Planner {
+pub(crate) struct Planner {
     pub(super) context: MessagePlanContext,
     /// Maximum size in bytes of a message that is sent without a request: to a receiver that cannot read the
     /// memory of this process, and to one that can.
@@ -78,6 +78,16 @@ impl Planner {
     pub(super) fn allows_fast_receive(&mut self) -> bool {
         self.fast_receives_in_row = (self.fast_receives_in_row + 1) % MAX_FAST_IN_ROW;
         self.fast_receives_in_row != 0
+    }
+
+    /// Whether memory is prefaulted.
+    pub(crate) fn pinning(&self) -> Pinning {
+        self.context.thresholds.pinning
+    }
+
+    /// Changes whether memory is prefaulted. No other limit depends on it.
+    pub(crate) fn set_pinning(&mut self, pinning: Pinning) {
+        self.context.thresholds.pinning = pinning;
     }
 
     /// Plans how a receiver copies a message out of its sender's memory.

@@ -22,7 +22,7 @@ pub(crate) struct Protocol {
     pub(crate) peers: PeerTable,
     pub(super) matches: MatchQueues<PostedReceive, UnexpectedPayload>,
     pub(crate) operations: OperationTable,
-    pub(super) planner: Planner,
+    pub(crate) planner: Planner,
     pub(super) copies: CopySchedule,
     pub(super) service: ServiceInbox,
     /// The call posts receives and does not wait for them.
