@@ -125,7 +125,8 @@ impl FromStr for WorkerCommand {
             }
             _ if word.starts_with(FIRST_TOUCH) => {
                 let both = [(false, false), (false, true), (true, false), (true, true)];
-                let is_it = |&&(fresh, plain): &&(bool, bool)| first_touch_word(fresh, plain) == word;
+                let is_it =
+                    |&&(fresh, plain): &&(bool, bool)| first_touch_word(fresh, plain) == word;
                 let &(fresh, plain) = both.iter().find(is_it).ok_or_else(wrong)?;
                 GroupTask::FirstTouch { bytes: size, fresh, plain }
             }

@@ -267,6 +267,9 @@ pub static KEYS: &[SummaryKey] = &[
 
     cost(POLLUTION, "memcpy_slowdown", "ratio", None, "How much slower a warm buffer is read after memcpy than after a pause as long."),
     cost(POLLUTION, "ours_slowdown", "ratio", Some(1.03), "The same after a copy of ours that spares the caller's core."),
+    cost(POLLUTION, "handover_slowdown", "ratio", None, "The same after a copy of one line by a channel and a pause: what the submission, the wake-up and the completion leave."),
+    cost(POLLUTION, "neighbour_stream_slowdown", "ratio", None, "The same after a copy by a thread on another core with streaming stores, without a ferry."),
+    cost(POLLUTION, "neighbour_memcpy_slowdown", "ratio", None, "The same after a copy by such a thread with memcpy."),
     cost(POLLUTION, "ours_slowdown_vs_at_once", "ratio", None, "The same against a read without any pause."),
     cost(POLLUTION, "ours_helping_slowdown", "ratio", None, "The same after an ordinary blocking copy of ours, with which the caller helps."),
 

@@ -158,8 +158,7 @@ fn messages(
         let buffers = if fresh { PinBufferState::Fresh } else { PinBufferState::Reused };
         for &bytes in sizes {
             progress.step(&format!("messages, {buffers}, {}", size::format(bytes)));
-            let rounds =
-                field.interleave(first_touch(bytes, fresh), budget(effort), |_| true);
+            let rounds = field.interleave(first_touch(bytes, fresh), budget(effort), |_| true);
             let speed = |timing: &Sample| bytes as f64 / timing.total_ns;
             let figure = format!("messages into {buffers} buffers");
             outcome.rows.extend(rounds.rows(&figure, bytes, "GB/s", speed));

@@ -2,6 +2,8 @@
 //! paper on asynchronous memory operations): column-wise reads of a small buffer, alone, after
 //! memcpy, and after copies by Memferry.
 
+mod neighbour;
+
 use std::cell::RefCell;
 use std::hint::{black_box, spin_loop};
 use std::time::{Duration, Instant};
@@ -17,6 +19,7 @@ use crate::harness::{
 use crate::results::outcome::Outcome;
 use crate::results::size;
 use crate::{Bench, Effort};
+use neighbour::{Neighbour, Stores};
 
 pub(crate) static BENCH: Bench =
     Bench::new("pollution", "What a large copy does to the caller's cache", run);
@@ -39,6 +42,10 @@ enum Between {
     OffloadedPause,
     /// A blocking copy, with which the caller helps.
     Helped,
+    /// A copy of one line without the help of the caller, then a pause as long as that of the whole copy.
+    HandedOver,
+    /// A copy by a thread that the caller only waits for.
+    Neighbour(Stores),
 }
 
 const IMMEDIATE: &str = "at once";
@@ -47,21 +54,30 @@ const MEMCPY_PAUSE: &str = "after a pause as long as memcpy";
 const CALLER_SLEEPS: &str = "after memferry, sparing the caller";
 const CALLER_SLEEPS_PAUSE: &str = "after a pause as long as that";
 const CALLER_HELPS: &str = "after memferry, caller helping";
-const SERIES: [(&str, Role, Between); 6] = [
+const HANDED_OVER: &str = "after memferry, one line only, and a pause";
+const NEIGHBOUR_STREAMS: &str = "after another thread streamed";
+const NEIGHBOUR_MEMCPY: &str = "after another thread's memcpy";
+const SERIES: [(&str, Role, Between); 9] = [
     (IMMEDIATE, Role::LowerBound, Between::Nothing),
     (MEMCPY, Role::Peer, Between::Memcpy),
     (MEMCPY_PAUSE, Role::Reference, Between::MemcpyPause),
     (CALLER_SLEEPS, Role::Memferry, Between::Offloaded),
     (CALLER_SLEEPS_PAUSE, Role::Reference, Between::OffloadedPause),
     (CALLER_HELPS, Role::Memferry, Between::Helped),
+    (HANDED_OVER, Role::Reference, Between::HandedOver),
+    (NEIGHBOUR_STREAMS, Role::Reference, Between::Neighbour(Stores::Streaming)),
+    (NEIGHBOUR_MEMCPY, Role::Reference, Between::Neighbour(Stores::Memcpy)),
 ];
 
 /// Keys, and the two series of which each is the ratio.
-const KEYS: [(&str, &str, &str); 4] = [
+const KEYS: [(&str, &str, &str); 7] = [
     ("memcpy_slowdown", MEMCPY, MEMCPY_PAUSE),
     ("ours_slowdown", CALLER_SLEEPS, CALLER_SLEEPS_PAUSE),
     ("ours_slowdown_vs_at_once", CALLER_SLEEPS, IMMEDIATE),
     ("ours_helping_slowdown", CALLER_HELPS, CALLER_SLEEPS_PAUSE),
+    ("handover_slowdown", HANDED_OVER, CALLER_SLEEPS_PAUSE),
+    ("neighbour_stream_slowdown", NEIGHBOUR_STREAMS, CALLER_SLEEPS_PAUSE),
+    ("neighbour_memcpy_slowdown", NEIGHBOUR_MEMCPY, CALLER_SLEEPS_PAUSE),
 ];
 
 fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
@@ -73,10 +89,11 @@ fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow:
     progress.step("preparing buffers");
     let ferry = Ferry::new()?;
     let mut pair = BufferPair::new(COPY_BYTES)?;
-    let mut slowdowns: [Vec<f64>; 4] = Default::default();
+    let neighbour = Neighbour::start(COPY_BYTES, ferry.plan_context().profile.streaming)?;
+    let mut slowdowns: [Vec<f64>; KEYS.len()] = Default::default();
     for bytes in sizes {
         progress.step(&size::format(bytes as u64));
-        let samples = measure(&ferry, &mut pair, bytes, rounds)?;
+        let samples = measure(&ferry, neighbour.as_ref(), &mut pair, bytes, rounds)?;
         for ((_, series, base), slowdowns) in KEYS.iter().zip(&mut slowdowns) {
             slowdowns.push(samples.median_ns(series) / samples.median_ns(base));
         }
@@ -93,7 +110,10 @@ fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow:
          ours_slowdown_vs_at_once compares with a read without any pause instead. \
          ours_slowdown is for copies with Options::no_caller_assist, where, as with the paper's \
          engine, the caller's core takes no part and polls for the end; ours_helping_slowdown \
-         is for an ordinary blocking copy, with which the caller helps.",
+         is for an ordinary blocking copy, with which the caller helps. What leaves the traces: \
+         handover_slowdown is for a submission, its wake-up and its completion without a copy worth \
+         the name, the neighbour's keys for a copy of the same length by a thread on another core of \
+         which the caller reads one word, with streaming stores and by memcpy.",
         size::format(COPY_BYTES as u64)
     ));
     Ok(outcome)
@@ -102,6 +122,7 @@ fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow:
 /// Measures the time to read a small buffer of `bytes` after each of [`SERIES`].
 fn measure(
     ferry: &Ferry,
+    neighbour: Option<&Neighbour>,
     pair: &mut BufferPair,
     bytes: usize,
     rounds: usize,
@@ -109,14 +130,19 @@ fn measure(
     let mut small = Pages::new(bytes)?;
     small.as_mut_slice().fill(1);
     let (memcpy_time, offloaded_time) = (Duration::ZERO, Duration::ZERO);
-    let subject = RefCell::new(CacheSubject { ferry, pair, small, memcpy_time, offloaded_time });
-    let mut candidates = SERIES.map(|(series, role, between)| {
+    let subject =
+        RefCell::new(CacheSubject { ferry, neighbour, pair, small, memcpy_time, offloaded_time });
+    let present = SERIES
+        .into_iter()
+        .filter(|(_, _, between)| neighbour.is_some() || !matches!(between, Between::Neighbour(_)));
+    let candidates = present.map(|(series, role, between)| {
         let subject = &subject;
         FnCandidate::timed(series, role, move |_| {
             let read_ns = subject.borrow_mut().read_after(between);
             read_ns.map(Sample::of_total).map_err(|error| format!("{error:#}"))
         })
     });
+    let mut candidates: Vec<_> = candidates.collect();
     let samples = Harness::new(Budget::fixed(rounds, 1)).interleave(&mut candidates);
     samples.require_all()?;
     Ok(samples)
@@ -125,6 +151,8 @@ fn measure(
 /// The small buffer, the copies that displace it, and how long the last ones took.
 struct CacheSubject<'a> {
     ferry: &'a Ferry,
+    /// `None` on a machine with one core.
+    neighbour: Option<&'a Neighbour>,
     pair: &'a mut BufferPair,
     small: Pages,
     memcpy_time: Duration,
@@ -134,6 +162,9 @@ struct CacheSubject<'a> {
 impl CacheSubject<'_> {
     /// Loads the small buffer, does what is asked for, and returns the time to read the buffer.
     fn read_after(&mut self, between: Between) -> anyhow::Result<f64> {
+        if let (Between::Neighbour(_), Some(neighbour)) = (between, self.neighbour) {
+            neighbour.wake();
+        }
         for _ in 0..3 {
             read_columns(self.small.as_slice());
         }
@@ -152,6 +183,13 @@ impl CacheSubject<'_> {
             }
             Between::OffloadedPause => pause(begin, self.offloaded_time),
             Between::Helped => self.ferry.copy(source, target)?,
+            Between::HandedOver => {
+                copy_offloaded(self.ferry, &source[..LINE], &mut target[..LINE])?;
+                pause(begin, self.offloaded_time);
+            }
+            Between::Neighbour(stores) => {
+                self.neighbour.expect("the series is there with it").copy(stores);
+            }
         }
         let start = Instant::now();
         read_columns(self.small.as_slice());
