@@ -433,6 +433,35 @@ def test_a_batch_of_fills_that_is_dropped_gives_its_buffers_back_when_it_is_comp
     assert all(target == b"\x09" * ((1 << 20) + 1) for target in targets)
 
 
+def test_a_cancelled_batch_of_fills_says_so_and_gives_its_buffers_back():
+    for _ in range(100):
+        targets = [bytearray(1 << 20) for _ in range(16)]
+        transfer = memferry.ifill_many(targets, 5)
+        transfer.cancel()
+        try:
+            transfer.wait()
+            # All of it had begun before.
+            assert all(target == b"\x05" * (1 << 20) for target in targets)
+        except memferry.Cancelled as error:
+            filled = sum(target.count(5) for target in targets)
+            assert f"cancelled after {filled} bytes" in str(error)
+            assert transfer.done
+            targets[0].extend(b"no view of it is left")
+            return
+    pytest.fail("no batch was cancelled")
+
+
+def test_a_cancelled_copy_says_so():
+    for _ in range(100):
+        transfer = memferry.icopy(bytearray(16 << 20), bytes(16 << 20))
+        transfer.cancel()
+        try:
+            transfer.wait()
+        except memferry.Cancelled:
+            return
+    pytest.fail("no copy was cancelled")
+
+
 def test_a_batch_of_fills_with_a_wrong_target_fills_nothing_and_says_why():
     first = bytearray(3)
     with pytest.raises(ValueError, match="read-only"):
