@@ -14,7 +14,7 @@ use crate::list::{List, MAX_CHUNK};
 use crate::request::{Options, Request, check_range, overlap};
 use crate::submit::EachBatch;
 use crate::transfer::{
-    BufferPair, FailedTransfer, OwnedSource, OwnedTarget, OwnedTransfer, Transfer,
+    BufferPair, BufferSpan, FailedTransfer, OwnedSource, OwnedTarget, OwnedTransfer, Transfer,
 };
 
 /// A copy or fill of a batch, over host memory.
@@ -73,8 +73,11 @@ impl BatchItem {
     }
 }
 
-/// A batch that owns its buffers.
+/// A batch of copies that owns its buffers.
 type OwnedBatch<S, T> = OwnedTransfer<Vec<S>, Vec<T>>;
+
+/// A batch of fills that owns its buffers.
+type OwnedFills<T> = OwnedTransfer<(), Vec<T>>;
 
 /// What a list of items consists of.
 #[derive(Default)]
@@ -160,6 +163,34 @@ impl Ferry {
             let items = pairs.iter().map(item).collect::<Result<Vec<_>, Error>>()?;
             // SAFETY: the transfer owns all buffers and returns them only after completion; no two
             // of them share memory that is written.
+            unsafe { self.start_many_raw(&items, Options::new()) }
+        })
+    }
+
+    /// Starts to set every byte of many owned buffers to `value`, as one transfer, which is complete
+    /// when all of them are filled, and returns the buffers then. They must be in host memory.
+    ///
+    /// ```
+    /// use memferry::Ferry;
+    ///
+    /// let targets = vec![vec![0u8; 100], vec![0; 50]];
+    /// let ((), targets) = Ferry::new()?.ifill_many(targets, 7)?.wait()?;
+    /// assert_eq!(targets, [vec![7; 100], vec![7; 50]]);
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn ifill_many<T: OwnedTarget>(
+        &self,
+        targets: Vec<T>,
+        value: u8,
+    ) -> Result<OwnedFills<T>, FailedTransfer<(), Vec<T>>> {
+        OwnedTransfer::start_fills(targets, |spans| {
+            let item = |to: &BufferSpan<*mut u8>| match to.memory {
+                MemoryKind::Host => Ok(BatchItem::fill(to.address, value, to.length)),
+                MemoryKind::Device => Err(ValidationError::NoEngine.into()),
+            };
+            let items = spans.iter().map(item).collect::<Result<Vec<_>, Error>>()?;
+            // SAFETY: the transfer owns all buffers and returns them only after completion; no two
+            // of them share memory.
             unsafe { self.start_many_raw(&items, Options::new()) }
         })
     }

@@ -346,7 +346,7 @@ impl FerryBuilder {
         let profile = Arc::new(profile.clone());
         let is_asked_for = self.channels.is_some()
             || !self.cores.is_empty()
-            || std::env::var_os("MEMFERRY_CHANNELS").is_some();
+            || settings::value_of("MEMFERRY_CHANNELS").is_some();
         let mut channels = self.cpu_channels()?;
         loop {
             let engine = Arc::new(CpuEngine::new(profile.clone()));

@@ -243,6 +243,29 @@ fn a_bad_environment_value_is_named_with_what_would_be_valid() {
 }
 
 #[test]
+fn a_ferry_opens_as_if_empty_variables_were_not_set() {
+    const MARK: &str = "MEMFERRY_TEST_BUILD";
+    if std::env::var_os(MARK).is_some() {
+        let ferry = Ferry::new().expect("an empty value is none");
+        let mut target = [0u8; 3];
+        ferry.copy(&[1, 2, 3], &mut target).unwrap();
+        assert_eq!(target, [1, 2, 3]);
+        return;
+    }
+    let empty = memferry_sys::settings::variables::ALL.iter().map(|name| (*name, ""));
+    // The measured values of the machine, if it is quiet enough to save them.
+    let cache = tempfile::tempdir().unwrap();
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["a_ferry_opens_as_if_empty_variables_were_not_set", "--exact"])
+        .envs(empty)
+        .env(MARK, "1")
+        .env("XDG_CACHE_HOME", cache.path())
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{child:?}");
+}
+
+#[test]
 fn a_ferry_names_an_unknown_variable_once_and_reads_sizes_with_units() {
     const MARK: &str = "MEMFERRY_TEST_BUILD";
     if std::env::var_os(MARK).is_some() {

@@ -3,8 +3,8 @@
 use std::io::IoSlice;
 
 use memferry_message::{
-    ConnectError, Endpoint, EndpointBuilder, Error, Job, Link, Listener, MAX_SEGMENTS, Segment,
-    Source, TAG_ALL, TAG_ANY, ValidationError,
+    ConnectError, Endpoint, EndpointBuilder, Error, Job, Link, Listener, MAX_SEGMENTS, Rights,
+    Segment, Source, TAG_ALL, TAG_ANY, ValidationError,
 };
 use memferry_testing::message::memory::pattern;
 use memferry_testing::message::traces::Folder;
@@ -255,4 +255,33 @@ fn a_rank_that_does_not_come_is_named() {
     let builder = EndpointBuilder::new().connect_timeout(std::time::Duration::from_millis(50));
     let error = builder.join(&unique("job"), 0, 2).unwrap_err().to_string();
     assert!(error.starts_with("rank 1 of the job job"), "{error}");
+}
+
+#[test]
+fn an_endpoint_opens_as_if_empty_variables_were_not_set() {
+    const MARK: &str = "MEMFERRY_TEST_EMPTY";
+    if std::env::var_os(MARK).is_some() {
+        let sides = pair(&EndpointBuilder::new());
+        sides.here.send(sides.to_there, 1, b"as ever").unwrap();
+        let mut text = [0; 7];
+        sides.there.recv(sides.to_here, 1, TAG_ALL, &mut text).unwrap();
+        assert_eq!(&text, b"as ever");
+        // What has been attached is what a recording is of.
+        let window = sides.here.expose(vec![7u8; 4096], Rights::READ).unwrap();
+        let remote = sides.there.attach(sides.to_here, window.handle()).unwrap();
+        remote.get(0, &mut text).unwrap();
+        assert_eq!(text, [7; 7]);
+        return;
+    }
+    // Where a recording without a name would be written.
+    let folder = Folder::new("nameless");
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["an_endpoint_opens_as_if_empty_variables_were_not_set", "--exact"])
+        .envs(EndpointBuilder::VARIABLES.map(|name| (name, "")))
+        .envs([(MARK, "1"), ("MEMFERRY_PROFILE", "off"), ("MEMFERRY_GPU", "")])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{child:?}");
+    assert_eq!(folder.contents(), Vec::<String>::new());
 }

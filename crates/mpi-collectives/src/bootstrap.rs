@@ -93,9 +93,10 @@ fn invitation_in(message: &[u8]) -> Option<&[u8]> {
 /// Identity of this host: equal for processes of one kernel in the same namespaces.
 fn host() -> [u8; HOST_BYTES] {
     // For containers that look like one host and are not, and for tests.
-    let text = match std::env::var("MEMFERRY_HOST_ID") {
-        Ok(named) => format!("named {named}"),
-        Err(_) => {
+    let named = memferry_sys::settings::value_of("MEMFERRY_HOST_ID");
+    let text = match named.and_then(|named| named.into_string().ok()) {
+        Some(named) => format!("named {named}"),
+        None => {
             let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
             // Sockets of invitations belong to a network namespace, pids to a pid namespace.
             let [net, pid] = ["net", "pid"].map(|kind| {

@@ -196,14 +196,32 @@ fn icopy_many(
     sources: &Bound<'_, PyAny>,
 ) -> PyResult<Transfer> {
     release::drain(py);
-    let each = |objects: &Bound<'_, PyAny>, hold: fn(&Bound<'_, PyAny>) -> PyResult<Held>| {
-        objects.try_iter()?.map(|object| hold(&object?)).collect::<PyResult<Vec<_>>>()
-    };
-    let (sources, targets) = (each(sources, Held::source_of)?, each(targets, Held::target_of)?);
+    let sources = hold_each(sources, Held::source_of)?;
+    let targets = hold_each(targets, Held::target_of)?;
     if sources.iter().chain(&targets).any(|held| held.kind() != MemoryKind::Host) {
         return Err(PyValueError::new_err("icopy_many copies host memory: use icopy for a GPU's"));
     }
     Transfer::start_many(py, &ferry_for(py, None)?, sources, targets)
+}
+
+/// Starts to set every byte of all `targets` to `value`, as one transfer.
+#[pyfunction]
+#[pyo3(signature = (targets, value=0))]
+fn ifill_many(py: Python<'_>, targets: &Bound<'_, PyAny>, value: u8) -> PyResult<Transfer> {
+    release::drain(py);
+    let targets = hold_each(targets, Held::target_of)?;
+    if targets.iter().any(|held| held.kind() != MemoryKind::Host) {
+        return Err(PyValueError::new_err("ifill_many fills host memory: use fill for a GPU's"));
+    }
+    Transfer::start_fills(py, &ferry_for(py, None)?, targets, value)
+}
+
+/// Holds the memory of each object of an iterable.
+fn hold_each(
+    objects: &Bound<'_, PyAny>,
+    hold: fn(&Bound<'_, PyAny>) -> PyResult<Held>,
+) -> PyResult<Vec<Held>> {
+    objects.try_iter()?.map(|object| hold(&object?)).collect()
 }
 
 /// Sets every byte of `target` to `value`.
@@ -339,6 +357,7 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(icopy, module)?)?;
     module.add_function(wrap_pyfunction!(icopy_many, module)?)?;
     module.add_function(wrap_pyfunction!(fill, module)?)?;
+    module.add_function(wrap_pyfunction!(ifill_many, module)?)?;
     module.add_function(wrap_pyfunction!(compare, module)?)?;
     crate::checksums::add(module)?;
     module.add_function(wrap_pyfunction!(register, module)?)?;

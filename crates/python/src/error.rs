@@ -39,6 +39,9 @@ fn text(error: &dyn std::error::Error) -> String {
 pub(crate) fn copy_error(error: &memferry::Error) -> PyErr {
     match error {
         memferry::Error::Validation(_) => PyValueError::new_err(text(error)),
+        memferry::Error::Execution(memferry::ExecutionError::Cancelled { .. }) => {
+            Cancelled::new_err(text(error))
+        }
         _ => Error::new_err(text(error)),
     }
 }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | memory of any object: buffer protocol, DLPack, array interfaces | `memory.rs`, `dlpack.rs`, `array_interface.rs` |
 //! | buffers that are given back when no engine uses them | `release.rs` |
-//! | `copy`, `icopy`, `icopy_many`, `fill`, `compare`, `register`, statistics | `copies.rs`, `transfer.rs` |
+//! | `copy`, `icopy`, `icopy_many`, `fill`, `ifill_many`, `compare`, `register`, statistics | `copies.rs`, `transfer.rs` |
 //! | `crc`, `copy_crc`, `dualcast` | `checksums.rs` |
 //! | completions for event loops | `reactor.rs` |
 //! | `Endpoint`, `Job`, operations, windows, `ShareableBuffer` | `endpoint.rs`, `operation.rs`, `window.rs`, `shareable.rs` |

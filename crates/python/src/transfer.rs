@@ -28,6 +28,7 @@ pub(crate) struct Transfer {
 enum HeldBuffers {
     One(OwnedTransfer<Held, Held>),
     Many(OwnedTransfer<Vec<Held>, Vec<Held>>),
+    Filled(OwnedTransfer<(), Vec<Held>>),
 }
 
 impl Transfer {
@@ -59,6 +60,18 @@ impl Transfer {
         Ok(Self::new(owned.transfer().clone(), HeldBuffers::Many(owned)))
     }
 
+    /// Starts many fills as one transfer. The buffers of one that cannot be started are given back.
+    pub(crate) fn start_fills(
+        py: Python<'_>,
+        ferry: &Ferry,
+        targets: Vec<Held>,
+        value: u8,
+    ) -> PyResult<Self> {
+        let started = py.detach(|| ferry.ifill_many(targets, value).map_err(Box::new));
+        let owned = started.map_err(|failed| copy_error(&failed.error))?;
+        Ok(Self::new(owned.transfer().clone(), HeldBuffers::Filled(owned)))
+    }
+
     /// Gives the buffers of a copy that is over back.
     fn give_back(&self) {
         let owned = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -66,6 +79,7 @@ impl Transfer {
         match owned {
             Some(HeldBuffers::One(owned)) => drop(owned.wait_timeout(Duration::ZERO)),
             Some(HeldBuffers::Many(owned)) => drop(owned.wait_timeout(Duration::ZERO)),
+            Some(HeldBuffers::Filled(owned)) => drop(owned.wait_timeout(Duration::ZERO)),
             None => {}
         }
     }

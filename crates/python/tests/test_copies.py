@@ -400,6 +400,83 @@ def test_many_copies_are_one_transfer():
     memferry.icopy_many([], []).wait()
 
 
+def test_many_fills_are_one_transfer():
+    filled = [np.zeros(size, np.uint8) for size in [*SIZES, *[100] * 300]]
+    others = [bytearray(7), array.array("H", [0] * 9), (ctypes.c_ubyte * 5)()]
+    transfer = memferry.ifill_many(iter([*filled, *others]), 7)
+    transfer.wait()
+    total = sum(memoryview(target).nbytes for target in [*filled, *others])
+    assert transfer.done and transfer.ready == transfer.nbytes == total
+    assert all(set(bytes(memoryview(target))) <= {7} for target in [*filled, *others])
+    memferry.ifill_many(filled).wait()
+    assert not any(target.any() for target in filled)
+    memferry.ifill_many([]).wait()
+
+
+def test_a_batch_of_fills_that_is_dropped_gives_its_buffers_back_when_it_is_complete():
+    targets = [bytearray(1 << 20) for _ in range(8)]
+    transfer = memferry.ifill_many(targets, 9)
+    with pytest.raises(BufferError):
+        # The transfer holds them until its handle is asked or gone.
+        targets[0].extend(b"more")
+    del transfer
+    deadline = time.monotonic() + 60
+    for target in targets:
+        while True:
+            memferry.release_buffers()
+            try:
+                target.append(9)
+                break
+            except BufferError:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+    assert all(target == b"\x09" * ((1 << 20) + 1) for target in targets)
+
+
+def test_a_cancelled_batch_of_fills_says_so_and_gives_its_buffers_back():
+    for _ in range(100):
+        targets = [bytearray(1 << 20) for _ in range(16)]
+        transfer = memferry.ifill_many(targets, 5)
+        transfer.cancel()
+        try:
+            transfer.wait()
+            # All of it had begun before.
+            assert all(target == b"\x05" * (1 << 20) for target in targets)
+        except memferry.Cancelled as error:
+            filled = sum(target.count(5) for target in targets)
+            assert f"cancelled after {filled} bytes" in str(error)
+            assert transfer.done
+            targets[0].extend(b"no view of it is left")
+            return
+    pytest.fail("no batch was cancelled")
+
+
+def test_a_cancelled_copy_says_so():
+    for _ in range(100):
+        transfer = memferry.icopy(bytearray(16 << 20), bytes(16 << 20))
+        transfer.cancel()
+        try:
+            transfer.wait()
+        except memferry.Cancelled:
+            return
+    pytest.fail("no copy was cancelled")
+
+
+def test_a_batch_of_fills_with_a_wrong_target_fills_nothing_and_says_why():
+    first = bytearray(3)
+    with pytest.raises(ValueError, match="read-only"):
+        memferry.ifill_many([first, b"abc"], 1)
+    with pytest.raises(TypeError, match="buffer protocol"):
+        memferry.ifill_many([first, 5], 1)
+    with pytest.raises(TypeError):
+        memferry.ifill_many(3, 1)
+    with pytest.raises(OverflowError):
+        memferry.ifill_many([first], 256)
+    assert first == bytes(3)
+    memferry.release_buffers()
+    first.extend(b"no view of it is left")
+
+
 def test_a_batch_that_is_not_one_copies_nothing_and_says_why():
     first, second = bytearray(3), bytearray(2)
     with pytest.raises(ValueError, match="2 sources and 1 targets"):

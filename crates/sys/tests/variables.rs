@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use memferry_sys::settings::variables::{ALL, PREFIX, TEST_PREFIX, is_known};
-use memferry_sys::settings::{check_variables, skip_variable_check};
+use memferry_sys::settings::{
+    check_variables, is_switched_off, read_variable, skip_variable_check, value_of,
+};
 
 /// Words of the sources that look like variables: the constant of a bench, and a name with a typing error.
 const NOT_VARIABLES: [&str; 2] = ["MEMFERRY_KINDS", "MEMFERRY_EAGR_BYTES"];
@@ -113,4 +115,30 @@ fn a_process_whose_parent_has_checked_names_nothing() {
     }
     let said = run_child("a_process_whose_parent_has_checked_names_nothing", MARK);
     assert!(said.is_empty(), "{said:?}");
+}
+
+#[test]
+fn a_variable_without_a_value_counts_as_not_set() {
+    const MARK: &str = "MEMFERRY_TEST_EMPTY";
+    const SET: &str = "MEMFERRY_TEST_SET";
+    if std::env::var_os(MARK).is_some() {
+        let read = |name: &str| read_variable(name, |text| text.parse::<u32>().ok());
+        let empty = ["MEMFERRY_SPIN_NS", "MEMFERRY_SPREAD", "MEMFERRY_POLICY"];
+        for name in empty {
+            assert_eq!((value_of(name), read(name)), (None, Ok(None)), "{name}");
+        }
+        assert!(!is_switched_off("MEMFERRY_STATS"));
+        assert_eq!(value_of(SET), Some(" 5\n".into()));
+        assert_eq!(read(SET), Ok(Some(5)));
+        assert_eq!(read("MEMFERRY_CHANNELS"), Err(" many".into()));
+        return;
+    }
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["a_variable_without_a_value_counts_as_not_set", "--exact"])
+        .env_remove("MEMFERRY_SPREAD")
+        .envs([(MARK, "1"), ("MEMFERRY_SPIN_NS", ""), ("MEMFERRY_POLICY", " \t\n")])
+        .envs([("MEMFERRY_STATS", ""), (SET, " 5\n"), ("MEMFERRY_CHANNELS", " many")])
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{child:?}");
 }

@@ -1,7 +1,6 @@
 //! The speed of a device of this machine against libc's memcpy. The device is the only engine of a
 //! ferry, and both copy in the same rounds. Without a device nothing is measured.
 
-use std::env;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,6 +10,7 @@ use memferry::engine::contract::OpenOptions;
 use memferry::engine::{ChannelStatistics, Engine, factories};
 use memferry::{BatchItem, EngineSelection, Ferry, Options, Region, Request};
 use memferry_sys::Pages;
+use memferry_sys::settings;
 use memferry_sys::vfio::PciBus;
 use memferry_sys::vfio::pci::{DSA, IOAT, PciId};
 
@@ -66,7 +66,8 @@ impl DeviceKind {
     pub(super) fn measure(&self, outcome: &mut Outcome, effort: Effort) -> anyhow::Result<()> {
         let factory = factories().iter().find(|factory| factory.name() == self.engine);
         let variable = factory.context("an engine without a factory")?.variable();
-        let value = env::var_os(variable).map(|value| value.to_string_lossy().trim().to_owned());
+        let value =
+            settings::value_of(variable).map(|value| value.to_string_lossy().trim().to_owned());
         let is_present = !PciBus::default().find(self.ids).is_empty();
         match self.open(value.as_deref().unwrap_or("off"), is_present)? {
             DeviceSearch::Opened(engine) => self.compare(engine, outcome, effort),

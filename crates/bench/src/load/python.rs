@@ -24,7 +24,7 @@ const IMPORT_TIMEOUT: Duration = Duration::from_secs(60);
 /// named and does not work is an error; otherwise the reason is returned, with the cure.
 pub(super) fn find() -> anyhow::Result<Result<Python, String>> {
     let named = settings::read_variable(VARIABLE, |text| Some(text.to_owned()));
-    match named.ok().flatten().filter(|name| !name.is_empty()) {
+    match named.ok().flatten() {
         Some(name) => match Python::named(&name) {
             Ok(python) => Ok(Ok(python)),
             Err(reason) => bail!("{VARIABLE}={name}: {reason}"),

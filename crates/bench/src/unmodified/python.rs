@@ -94,8 +94,7 @@ pub(super) fn points(effort: Effort) -> Vec<(&'static str, u64)> {
 /// interpreter says itself where it is: what is found may be a script that starts it.
 fn find() -> Result<(PathBuf, Option<String>), String> {
     let named = settings::read_variable(VARIABLE, |text| Some(text.to_owned()));
-    let named = named.ok().flatten().filter(|name| !name.is_empty());
-    let program = match named {
+    let program = match named.ok().flatten() {
         Some(name) if name.contains('/') => name.into(),
         Some(name) => process::find(&name).ok_or(format!("{VARIABLE}: there is no {name}"))?,
         None => process::find("python3").ok_or("apt install python3")?,

@@ -11,6 +11,7 @@ use std::fs;
 use memferry_bench::results::size;
 use memferry_sys::cpu;
 use memferry_sys::idxd::sysfs::{IdxdBus, IdxdDevice, IdxdQueue};
+use memferry_sys::settings;
 use memferry_sys::vfio::pci::{DSA, FileAccess};
 use memferry_sys::vfio::{PciBus, PciDevice};
 
@@ -60,7 +61,7 @@ pub(super) fn checks() -> Vec<Check> {
         has_tool: program("accel-config", env::var_os("PATH").as_deref()).is_some(),
     };
     let mut checks = checks_of(&facts);
-    if let Some(value) = env::var_os(VARIABLE) {
+    if let Some(value) = settings::value_of(VARIABLE) {
         let value = value.to_string_lossy().trim().to_owned();
         checks.push(setting(&value, &facts));
     }

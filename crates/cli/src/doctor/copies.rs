@@ -10,6 +10,7 @@ use memferry::{BuildError, Ferry};
 use memferry_bench::host::machine::{Machine, memory_bytes};
 use memferry_bench::results::size;
 use memferry_sys::EventFd;
+use memferry_sys::settings;
 use rustix::thread::{MembarrierCommand, membarrier_query};
 
 use super::{Check, Need, Status};
@@ -141,7 +142,7 @@ fn eventfd(made: std::io::Result<()>) -> Check {
 pub(super) fn measured_now<S: StoredProfile>(name: &'static str, detail: &str) -> Check {
     let place = default_path::<S>();
     let is_saved = place.as_ref().is_some_and(|path| path.exists());
-    let named = std::env::var_os("MEMFERRY_PROFILE");
+    let named = settings::value_of("MEMFERRY_PROFILE");
     if let Some(folder) = named.as_ref().and_then(|file| missing_parent(Path::new(file))) {
         let detail = format!(
             "{detail}, and by every other process: MEMFERRY_PROFILE names a folder that does not \

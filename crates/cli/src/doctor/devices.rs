@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use memferry_bench::results::size;
 use memferry_sys::residency;
+use memferry_sys::settings;
 use memferry_sys::vfio::pci::{DSA, E1000E, FileAccess, GroupMember, IOAT, PciId};
 use memferry_sys::vfio::{PciBus, PciDevice, VfioError, bind_commands, unbind_commands};
 
@@ -49,7 +50,7 @@ pub(super) fn checks() -> Vec<Check> {
     checks.extend(accelerators::checks());
     for ((family, devices), variable) in found.iter().zip(["MEMFERRY_IOAT", "MEMFERRY_NIC"]) {
         let ready = devices.iter().filter(|device| device.is_bound_to_vfio()).count();
-        let value = env::var_os(variable).map(|value| value.to_string_lossy().into_owned());
+        let value = settings::value_of(variable).map(|value| value.to_string_lossy().into_owned());
         checks.extend(value.map(|value| setting(variable, value.trim(), family, ready)));
     }
     checks.push(emulator(program("qemu-system-x86_64", env::var_os("PATH").as_deref())));

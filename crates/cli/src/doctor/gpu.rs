@@ -35,7 +35,7 @@ pub(super) fn checks() -> Vec<Check> {
         checks.push(device(facts, *bytes));
         checks.push(a_copy(facts.ordinal, try_copy(facts.ordinal)));
     }
-    let set = std::env::var_os(VARIABLE).map(|value| value.to_string_lossy().into_owned());
+    let set = settings::value_of(VARIABLE).map(|value| value.to_string_lossy().into_owned());
     checks.push(setting(set.as_deref(), devices.len()));
     checks
 }

@@ -42,7 +42,8 @@ pub(super) fn checks(remeasured: Option<&ProfileOrigin>) -> Vec<Check> {
 /// The variables for messages that are set, with their values.
 fn set_variables() -> Vec<String> {
     let set = EndpointBuilder::VARIABLES.into_iter().filter_map(|name| {
-        std::env::var_os(name).map(|value| format!("{name}={}", value.to_string_lossy()))
+        memferry_sys::settings::value_of(name)
+            .map(|value| format!("{name}={}", value.to_string_lossy()))
     });
     set.collect()
 }

@@ -41,7 +41,7 @@ pub(crate) fn mpirun(args: &MpirunArgs) -> anyhow::Result<()> {
         let libraries: Vec<&Path> = preloaded.iter().map(PathBuf::as_path).collect();
         variables.push(variables::preload(&libraries));
     }
-    if env::var_os(one_host::REMOTE).is_none()
+    if settings::value_of(one_host::REMOTE).is_none()
         && one_host::is_one_host(
             &rest,
             |name| env::var(name).ok(),

@@ -35,8 +35,8 @@ use memferry_engine::{Completion, Descriptor, ExecutionError, Sequence};
 use memferry_sys::EventFd;
 use memferry_sys::stats;
 
-pub(crate) use buffers::BufferPair;
 pub use buffers::{Buffer, OwnedSlice, OwnedSource, OwnedTarget};
+pub(crate) use buffers::{BufferPair, BufferSpan};
 pub(crate) use channel_waiter::{ChannelWaiter, WaitConfig};
 pub use crc::CrcTransfer;
 pub use owned::{FailedTransfer, OwnedTransfer};

@@ -149,6 +149,20 @@ impl<S: OwnedSource, T: OwnedTarget> OwnedTransfer<Vec<S>, Vec<T>> {
     }
 }
 
+impl<T: OwnedTarget> OwnedTransfer<(), Vec<T>> {
+    /// Takes the targets of a batch of fills, then calls `start` with the address, length and kind
+    /// of memory of each to start the transfer.
+    pub(crate) fn start_fills(
+        targets: Vec<T>,
+        start: impl FnOnce(Vec<BufferSpan<*mut u8>>) -> Result<Transfer, Error>,
+    ) -> Result<Self, FailedTransfer<(), Vec<T>>> {
+        Self::start_with((), targets, |(), targets| {
+            let spans = targets.iter_mut().map(BufferSpan::of_target);
+            Ok((start(spans.collect())?, ptr::null_mut()))
+        })
+    }
+}
+
 impl<S: Send, T: Send> OwnedTransfer<S, T> {
     /// Takes the buffers, then calls `start` with them to start the transfer. It returns the address
     /// of the target's bytes too, null if it has many.

@@ -14,7 +14,7 @@ use std::{env, fs, io};
 use memferry_sys::cpu;
 use memferry_sys::dir_lock::lock_parent_dir;
 use memferry_sys::file_size;
-use memferry_sys::settings::switch;
+use memferry_sys::settings::{self, switch};
 use thiserror::Error;
 
 /// The source of measured values.
@@ -208,7 +208,7 @@ fn default_name() -> Option<PathBuf> {
 /// The values that a process on `cores` cores, which are all, has saved at the default path; `None` if there
 /// are none, or if the user wants others. Measures nothing.
 pub fn saved_for_all<S: StoredProfile>(cores: usize) -> Option<S> {
-    let named = env::var_os("MEMFERRY_PROFILE");
+    let named = settings::value_of("MEMFERRY_PROFILE");
     let is_default = named.is_none_or(|named| {
         named.to_str().and_then(|word| switch::parse(word.trim())) == Some(true)
     });
@@ -267,7 +267,7 @@ fn write(text: &str, path: &Path) -> io::Result<()> {
 }
 
 fn automatic<S: StoredProfile>() -> Result<S, ProfileError> {
-    let named = env::var_os("MEMFERRY_PROFILE");
+    let named = settings::value_of("MEMFERRY_PROFILE");
     let word = named.as_deref().and_then(OsStr::to_str).unwrap_or_default().trim();
     match (named.as_deref(), switch::parse(word)) {
         (Some(_), Some(false)) => Ok(S::built_in()),

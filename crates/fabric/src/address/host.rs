@@ -4,6 +4,8 @@
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 
+use memferry_sys::settings;
+
 /// The identity of a host; host names may be equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct HostId(pub(crate) [u8; 16]);
@@ -14,7 +16,9 @@ impl HostId {
         static OURS: OnceLock<HostId> = OnceLock::new();
         *OURS.get_or_init(|| {
             // For containers that look like one host and are not, and for tests.
-            if let Ok(named) = std::env::var("MEMFERRY_HOST_ID") {
+            let named =
+                settings::value_of("MEMFERRY_HOST_ID").and_then(|named| named.into_string().ok());
+            if let Some(named) = named {
                 return Self(digest(format!("named {named}").as_bytes()));
             }
             let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");

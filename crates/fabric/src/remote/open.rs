@@ -47,8 +47,7 @@ impl RemoteConfig {
     /// Reads `MEMFERRY_REMOTE` and `MEMFERRY_FABRIC_INTERFACE`. libfabric itself reads
     /// `FI_TCP_IFACE`.
     pub(crate) fn from_environment() -> Self {
-        let parse = |text: &str| if text.is_empty() { Some(true) } else { switch::parse(text) };
-        let is_off = match settings::read_variable("MEMFERRY_REMOTE", parse) {
+        let is_off = match settings::read_variable("MEMFERRY_REMOTE", switch::parse) {
             Ok(switch) => switch == Some(false),
             Err(value) => {
                 let expected = switch::EXPECTED;
@@ -58,8 +57,8 @@ impl RemoteConfig {
                 false
             }
         };
-        let interface = std::env::var("MEMFERRY_FABRIC_INTERFACE").ok();
-        Self { is_off, interface: interface.filter(|name| !name.is_empty()) }
+        let interface = settings::value_of("MEMFERRY_FABRIC_INTERFACE");
+        Self { is_off, interface: interface.and_then(|name| name.into_string().ok()) }
     }
 }
 

@@ -50,6 +50,7 @@ use memferry_engine::cpu::{CpuProfile as CopyProfile, ProfileSource};
 use memferry_sys::Futex;
 use memferry_sys::biased_mutex::BiasedMutex;
 use memferry_sys::fork::OwnerProcess;
+use memferry_sys::settings;
 use memferry_sys::stats::Block;
 use memferry_sys::stats::kinds::{EndpointCounters, LookupBlock};
 
@@ -390,7 +391,7 @@ pub(crate) fn device_ferry() -> Option<&'static Ferry> {
 /// Whether a device is among the engines. Without a ferry, one is created only if the environment names a
 /// device.
 pub(crate) fn has_device() -> bool {
-    let is_wanted = || std::env::var_os("MEMFERRY_GPU").is_some_and(|value| value != "off");
+    let is_wanted = || settings::value_of("MEMFERRY_GPU").is_some_and(|value| value != "off");
     let ferry = FERRY.get().map_or_else(|| is_wanted().then(ferry).flatten(), Option::as_ref);
     ferry.is_some_and(|f| {
         f.plan_context().engines.iter().any(|engine| engine.registration_costs.is_some())

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use memferry_memory::lookup::{Geometry, Lookup, LookupConfig as LookupSettings};
 use memferry_sys::copy::stream::Streaming;
 use memferry_sys::fork::OwnerProcess;
+use memferry_sys::settings;
 use memferry_sys::sync::lock;
 
 use super::peer_memory::{PeerMemory, PeerMemoryParts};
@@ -92,7 +93,7 @@ impl RmaEngine {
         let mut is_direct = config.is_none();
         let config = config.unwrap_or_else(default_lookup);
         let mut lookup = Lookup::new(config, PeerTranslationBackend::default())?;
-        if let Some(file) = std::env::var_os(TRACE_VARIABLE) {
+        if let Some(file) = settings::value_of(TRACE_VARIABLE) {
             let file = trace_name(file);
             let trace_error = |error: std::io::Error| {
                 let text = format!("{TRACE_VARIABLE}: cannot write {}: {error}", file.display());

@@ -44,6 +44,12 @@ def icopy_many(targets: Iterable[Memory], sources: Iterable[Memory]) -> Transfer
 def fill(target: Memory, value: int = 0) -> None:
     """Sets every byte of ``target`` to ``value``."""
 
+def ifill_many(targets: Iterable[Memory], value: int = 0) -> Transfer:
+    """Starts to set every byte of all ``targets`` to ``value``, as one transfer.
+
+    No two targets may share memory.
+    """
+
 def compare(left: Memory, right: Memory) -> int | None:
     """The position of the first byte in which two objects differ; ``None`` if they are equal."""
 

@@ -6,16 +6,24 @@ pub mod switch;
 mod unknown;
 pub mod variables;
 
+use std::ffi::OsString;
+
 pub use unknown::{CHECKED_VARIABLES, check_variables, checked_variables, skip_variable_check};
 
-/// Reads a variable of the environment. `None` if it is not set; the raw value as the error if `parse`
+/// Returns the value of a variable of the environment. `None` if it is not set, or if it has nothing but white
+/// space: `NAME= program` is how a shell leaves out a variable for one program.
+pub fn value_of(name: &str) -> Option<OsString> {
+    debug_assert!(variables::is_known(name), "{name} is not in the list of variables");
+    std::env::var_os(name).filter(|value| !value.as_encoded_bytes().trim_ascii().is_empty())
+}
+
+/// Reads a variable of the environment. `None` as for [`value_of`]; the raw value as the error if `parse`
 /// does not accept it without the white space around it.
 pub fn read_variable<T>(
     name: &str,
     parse: impl FnOnce(&str) -> Option<T>,
 ) -> Result<Option<T>, String> {
-    debug_assert!(variables::is_known(name), "{name} is not in the list of variables");
-    let Some(value) = std::env::var_os(name) else { return Ok(None) };
+    let Some(value) = value_of(name) else { return Ok(None) };
     let value = value.to_string_lossy().into_owned();
     match parse(value.trim()) {
         Some(parsed) => Ok(Some(parsed)),

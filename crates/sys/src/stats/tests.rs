@@ -11,6 +11,11 @@ fn one_at_a_time() -> std::sync::MutexGuard<'static, ()> {
     crate::sync::lock(&TURN)
 }
 
+/// Creates the page of this process if no test has opened a block yet: some read their sums before they count.
+fn open_page() {
+    assert!(super::page::current().is_some(), "this process has a page");
+}
+
 fn own() -> Vec<BlockView> {
     let own = processes(Some(std::process::id())).unwrap();
     own.into_iter().next().expect("this process has a page").blocks
@@ -54,6 +59,7 @@ fn a_reader_finds_what_was_counted() {
 #[test]
 fn counters_of_a_block_that_is_gone_stay_in_the_sums() {
     let _turn = one_at_a_time();
+    open_page();
     let sum = || own().iter().filter(|b| b.kind == "channel").map(|b| b.sum("bytes")).sum::<u64>();
     let before = sum();
     for _ in 0..3 {
@@ -70,6 +76,7 @@ fn counters_of_a_block_that_is_gone_stay_in_the_sums() {
 #[test]
 fn threads_count_apart_and_together() {
     let _turn = one_at_a_time();
+    open_page();
     let work = |copies: u64| {
         for _ in 0..copies {
             thread(|counters| counters.count_copy(CopyPath::Inline, 64));
@@ -85,6 +92,7 @@ fn threads_count_apart_and_together() {
 #[test]
 fn blocks_of_threads_that_ended_make_room_and_stay_in_the_sums() {
     let _turn = one_at_a_time();
+    open_page();
     const THREADS: u64 = 3000;
     let threads = || own().into_iter().filter(|b| b.kind == "thread").collect::<Vec<_>>();
     let sum = || threads().iter().map(|b| b.sum("faults")).sum::<u64>();
