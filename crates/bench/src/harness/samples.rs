@@ -93,10 +93,13 @@ impl Samples {
         }
     }
 
-    /// Returns how many times faster `series` is than `peer`: the median of the ratios within
-    /// rounds. NaN if one of them did not run.
+    /// Returns how many times faster `series` is than `peer`: the median over the pairs of rounds
+    /// that run the candidates in opposite directions, of the geometric mean of their two ratios. A
+    /// median over all rounds would be the value of one direction, where a candidate is faster after
+    /// another. NaN if one of them did not run.
     pub(crate) fn ratio(&self, series: &str, peer: &str) -> f64 {
-        median(self.ratios(series, peer, |sample| sample.total_ns))
+        let ratios = self.ratios(series, peer, |sample| sample.total_ns);
+        median(both_directions(&ratios))
     }
 
     /// Returns the values of `peer` divided by those of `series`, round by round; empty if one of
@@ -191,6 +194,15 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
+/// The geometric mean of each pair of rounds. A last round without its other direction does not count,
+/// unless it is the only one.
+fn both_directions(rounds: &[f64]) -> Vec<f64> {
+    match rounds {
+        [only] => vec![*only],
+        _ => rounds.chunks_exact(2).map(|pair| (pair[0] * pair[1]).sqrt()).collect(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -223,6 +235,16 @@ mod tests {
         assert_eq!(halves, [2.0, 2.0, 1.0]);
         assert!(samples.ratio("ours", "absent").is_nan());
         assert_eq!(samples.bandwidth_rows("figure", 8, 100)[0].value, 10.0);
+    }
+
+    #[test]
+    fn whoever_is_faster_after_the_other_has_no_advantage() {
+        let samples = samples(&[
+            ("peer", Role::Peer, &[10.0, 8.0, 10.0, 8.0, 10.0]),
+            ("ours", Role::Memferry, &[8.0, 10.0, 8.0, 10.0, 8.0]),
+        ]);
+        let ratio = samples.ratio("ours", "peer");
+        assert!((ratio - 1.0).abs() < 1e-9, "{ratio}");
     }
 
     #[test]
