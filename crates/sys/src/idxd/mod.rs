@@ -42,6 +42,11 @@ pub trait IdxdFiles: Send + Sync + Debug {
     /// Opens a queue by the path of its file.
     fn open(&self, path: &Path) -> io::Result<Box<dyn IdxdFile>>;
 
+    /// The name of a queue for display, such as `wq0.0`.
+    fn name(&self, path: &Path) -> String {
+        path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
     /// The factor of a driver's timeouts; see [`DmaDevice::patience`].
     ///
     /// [`DmaDevice::patience`]: crate::device::DmaDevice::patience

@@ -47,6 +47,7 @@ fn explain_gpu_copy(
     let device = CudaDeviceInfo {
         ordinal: 0,
         name,
+        address: None,
         driver_version: 12_080,
         copy_engines: 3,
         registers_read_only: true,
