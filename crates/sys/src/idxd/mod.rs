@@ -7,6 +7,7 @@
 //!
 //! [`IdxdFiles`] is the seam for tests: models of a device implement it too.
 
+mod obstacle;
 pub mod sysfs;
 
 use std::fmt::Debug;
@@ -22,6 +23,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, mmap, munmap};
 use crate::fork::{CloseOnFork, OwnerProcess};
 use crate::pages::page_bytes;
 use crate::portal::{self, PORTAL_STRIDE, Portal, PortalWords};
+
+pub use obstacle::QueueObstacle;
 
 /// Error numbers of the calls below.
 pub mod code {
