@@ -199,7 +199,7 @@ impl Candidate {
             let flag = super::devices::flag(self.engine);
             let factory = factories().iter().find(|factory| factory.name() == self.engine);
             let variable = factory.map_or("", |factory| factory.variable());
-            return Some(format!("not selected, as {flag} or {variable}=auto would"));
+            return Some(format!("not selected ({flag} or {variable}=auto selects such devices)"));
         };
         let is_this = |name: &String| {
             let name = name.to_lowercase();

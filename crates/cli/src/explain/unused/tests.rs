@@ -106,8 +106,8 @@ fn a_machine_without_devices_has_no_unused_one() {
 fn a_device_that_was_not_selected_is_named_with_how_to_select_it_and_what_it_lacks() {
     let machine = Machine::new().ioat("0000:00:04.0", Some("ioatdma"));
     let unused = machine.unused(&[], &asked(&[]));
-    let reason = "not selected, as --ioat or MEMFERRY_IOAT=auto would; and the kernel driver ioatdma has \
-                  it, not vfio-pci";
+    let reason = "not selected (--ioat or MEMFERRY_IOAT=auto selects such devices); and the kernel driver \
+                  ioatdma has it, not vfio-pci";
     assert_eq!(reasons(&unused), [("0000:00:04.0", reason)]);
     assert_eq!(unused[0].engine, "ioat");
     let off = machine.unused(&[], &asked(&[("ioat", "off")]));
@@ -189,5 +189,5 @@ fn devices_with_the_same_reason_share_a_line() {
     assert_eq!(all.len(), 2, "{text}");
     assert!(all[0].contains("0000:00:04.0, 0000:00:04.1"), "{text}");
     assert!(all[0].contains("0000:00:04.3 and 2 more: not selected"), "{text}");
-    assert!(all[1].contains("0000:17:00.0: not selected, as --gpu or MEMFERRY_GPU=auto"), "{text}");
+    assert!(all[1].contains("0000:17:00.0: not selected (--gpu or MEMFERRY_GPU=auto"), "{text}");
 }
