@@ -139,6 +139,9 @@ fn doctor_tells_of_copy_devices_whether_there_are_any_or_not() {
     for name in ["IOMMU", "VFIO", "device memory", "QEMU"] {
         assert!(devices.iter().any(|check| check["name"] == name), "{name}");
     }
+    for device in json["dsa"].as_array().unwrap() {
+        assert!(device["address"].is_string() && device["queues"].is_array(), "{device}");
+    }
     assert!(stdout(&["doctor", "--verbose"]).contains("copy devices\n"));
     assert!(stdout(&["doctor"]).contains(" device copies "));
 }
@@ -226,6 +229,7 @@ fn the_json_of_explain_is_one_object_about_the_size() {
     let text = stdout(&["explain", "64k", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(json["bytes"], 64 << 10);
+    assert!(json["blocking"]["devices"].is_array() && json["unused_devices"].is_array(), "{json}");
 }
 
 #[test]

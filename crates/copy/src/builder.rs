@@ -435,6 +435,7 @@ impl FerryBuilder {
 fn engine_summary(open: &ActiveEngine) -> EngineSummary {
     EngineSummary {
         name: open.engine.name().into(),
+        devices: open.engine.devices(),
         capabilities: open.engine.capabilities().clone(),
         costs: DirectionCosts::measured(&*open.engine),
         registration_costs: open.engine.registration_costs(),

@@ -15,8 +15,17 @@ use crate::script::Script;
 /// The files that the driver reads, of a device and of a queue.
 const DEVICE_FILES: [&str; 6] =
     ["state", "version", "pasid_enabled", "numa_node", "max_work_queues_size", "op_cap"];
-const QUEUE_FILES: [&str; 7] =
-    ["state", "type", "mode", "size", "max_transfer_size", "max_batch_size", "block_on_fault"];
+const QUEUE_FILES: [&str; 9] = [
+    "state",
+    "type",
+    "mode",
+    "size",
+    "max_transfer_size",
+    "max_batch_size",
+    "block_on_fault",
+    "driver_name",
+    "group_id",
+];
 
 pub(crate) fn run(bytes: &[u8]) {
     let mut script = Script::new(bytes);

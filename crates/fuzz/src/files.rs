@@ -53,6 +53,7 @@ fn copy_plans(profile: &CpuProfile) {
     let cpu = CpuEngine::new(Arc::new(profile.clone()));
     let engine = EngineSummary {
         name: cpu.name().into(),
+        devices: cpu.devices(),
         capabilities: cpu.capabilities().clone(),
         costs: DirectionCosts::measured(&cpu),
         registration_costs: None,

@@ -3,22 +3,26 @@
 
 mod commands;
 mod owner;
+mod report;
 mod submission;
 
 use std::env;
 use std::fs;
 
-use memferry_bench::results::size;
 use memferry_sys::cpu;
-use memferry_sys::idxd::sysfs::{IdxdBus, IdxdDevice, IdxdQueue};
+use memferry_sys::idxd::QueueObstacle;
+use memferry_sys::idxd::sysfs::{IdxdBus, IdxdDevice};
 use memferry_sys::settings;
 use memferry_sys::vfio::pci::{DSA, FileAccess};
 use memferry_sys::vfio::{PciBus, PciDevice};
 
+use self::commands::QueueCommands;
 use self::owner::UserNames;
+pub(super) use self::report::DsaReport;
+use self::report::QueueReport;
 use self::submission::SubmissionFacts;
 use super::devices::{DeviceFamily, family_checks, program};
-use super::{Check, Status};
+use super::{Check, Need, Status};
 
 const NAME: &str = "DSA";
 /// The setting that selects queues and devices.
@@ -42,30 +46,51 @@ struct AcceleratorFacts {
     has_tool: bool,
 }
 
+impl AcceleratorFacts {
+    /// The facts of this machine and this process.
+    fn of_machine() -> Self {
+        let read = |file| fs::read_to_string(file).unwrap_or_default();
+        let bus = PciBus::default();
+        let cpu = cpu::info();
+        Self {
+            found: bus.find(FAMILY.ids),
+            devices: IdxdBus::default().devices(),
+            container: bus.container_access(),
+            submission: SubmissionFacts {
+                has_raw_io: submission::has_raw_io(&read("/proc/self/status")),
+                has_enqcmd: cpu.enqcmd,
+                has_movdir64b: cpu.movdir64b,
+                release: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            },
+            names: UserNames { users: read("/etc/passwd"), groups: read("/etc/group") },
+            has_tool: program("accel-config", env::var_os("PATH").as_deref()).is_some(),
+        }
+    }
+
+    /// Whether the kernel's driver lists a device of the bus. One whose address cannot be read may be
+    /// any that the driver has.
+    fn is_listed(&self, found: &PciDevice) -> bool {
+        self.devices.iter().any(|device| match &device.address {
+            Some(address) => *address == found.address,
+            None => found.driver.as_deref() == Some(DRIVER),
+        })
+    }
+}
+
 /// All checks, in the order of display; none on a machine without such a device.
 pub(super) fn checks() -> Vec<Check> {
-    let read = |file| fs::read_to_string(file).unwrap_or_default();
-    let bus = PciBus::default();
-    let cpu = cpu::info();
-    let facts = AcceleratorFacts {
-        found: bus.find(FAMILY.ids),
-        devices: IdxdBus::default().devices(),
-        container: bus.container_access(),
-        submission: SubmissionFacts {
-            has_raw_io: submission::has_raw_io(&read("/proc/self/status")),
-            has_enqcmd: cpu.enqcmd,
-            has_movdir64b: cpu.movdir64b,
-            release: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-        },
-        names: UserNames { users: read("/etc/passwd"), groups: read("/etc/group") },
-        has_tool: program("accel-config", env::var_os("PATH").as_deref()).is_some(),
-    };
+    let facts = AcceleratorFacts::of_machine();
     let mut checks = checks_of(&facts);
     if let Some(value) = settings::value_of(VARIABLE) {
         let value = value.to_string_lossy().trim().to_owned();
         checks.push(setting(&value, &facts));
     }
     checks
+}
+
+/// All devices, each with all its work queues.
+pub(super) fn reports() -> Vec<DsaReport> {
+    DsaReport::all(&AcceleratorFacts::of_machine())
 }
 
 fn checks_of(facts: &AcceleratorFacts) -> Vec<Check> {
@@ -75,6 +100,14 @@ fn checks_of(facts: &AcceleratorFacts) -> Vec<Check> {
     for device in others.iter().filter(|device| device.driver.as_deref() != Some(DRIVER)) {
         let detail = format!("{}: the kernel's driver idxd does not have it", device.address);
         checks.push(Check::new(NAME, Status::Warn, detail).fix(commands::bind_to_idxd(device)));
+    }
+    let of_kernel = others.iter().filter(|device| device.driver.as_deref() == Some(DRIVER));
+    for device in of_kernel.filter(|found| !facts.is_listed(found)) {
+        let detail =
+            format!("{}: the kernel's driver idxd has it and lists no device", device.address);
+        checks.push(
+            Check::new(NAME, Status::Warn, detail).fix("sudo dmesg | grep idxd has the reason"),
+        );
     }
     checks.extend(family_checks(&FAMILY, &bound, facts.container));
     if !bound.is_empty() && !facts.submission.has_movdir64b {
@@ -89,64 +122,106 @@ fn checks_of(facts: &AcceleratorFacts) -> Vec<Check> {
 }
 
 fn device_checks(device: &IdxdDevice, facts: &AcceleratorFacts) -> Vec<Check> {
-    let name = &device.name;
-    if !device.has_address_spaces {
-        let detail = format!("{name}: programs cannot use it, it shares no address spaces");
-        let scalable = "add intel_iommu=on,sm_on to GRUB_CMDLINE_LINUX in /etc/default/grub, sudo \
-                        update-grub, and reboot, with VT-d and its scalable mode on in the firmware";
-        let on_bus =
-            facts.found.iter().find(|found| Some(&found.address) == device.address.as_ref());
-        // Without an IOMMU nothing can be bound to vfio-pci either.
-        let bind = on_bus.filter(|found| found.group.is_some()).and_then(commands::bind_to_vfio);
-        let fix = match bind {
-            Some(bind) => format!("{scalable}; or give it to one program: {bind}"),
-            None => scalable.to_owned(),
-        };
-        return vec![Check::new(NAME, Status::Warn, detail).fix(fix)];
+    let report = DsaReport::of(device, facts);
+    let mut checks = vec![match device.has_address_spaces {
+        true => device_check(device, &report, facts),
+        false => blind_device(device, &report, facts),
+    }];
+    // Queues that are alike are one check, which names all.
+    let mut queues = report.queues().iter().peekable();
+    while let Some(first) = queues.next() {
+        let mut names = vec![first.name.as_str()];
+        while let Some(next) = queues.next_if(|next| share_a_check(first, next)) {
+            names.push(&next.name);
+        }
+        checks.push(queue_check(&names.join(", "), first, &report, facts));
     }
-    let configured: Vec<&IdxdQueue> = device
-        .queues
-        .iter()
-        .filter(|queue| queue.is_enabled && queue.is_for_programs && queue.size > 0)
-        .collect();
-    if configured.is_empty() {
-        let queues = device.queues.len();
-        let detail = format!("{name}: none of its {queues} work queues is enabled for programs");
-        let fix = commands::configure(device, facts.has_tool);
-        return vec![Check::new(NAME, Status::Warn, detail).fix(fix)];
-    }
-    configured.into_iter().map(|queue| queue_check(device, queue, facts)).collect()
+    checks
 }
 
-fn queue_check(device: &IdxdDevice, queue: &IdxdQueue, facts: &AcceleratorFacts) -> Check {
-    let mode = match queue.is_dedicated {
-        Some(true) => "dedicated to one program",
-        _ => "shared",
+/// Whether two queues share a check: they are equal except for their names, and have no commands of
+/// their own.
+fn share_a_check(one: &QueueReport, other: &QueueReport) -> bool {
+    !one.is_usable && !one.is_nearly_usable && one.is_alike(other)
+}
+
+/// The check of a device: whether any of its queues can be used, and the commands that configure one if
+/// no queue is near to it.
+fn device_check(device: &IdxdDevice, report: &DsaReport, facts: &AcceleratorFacts) -> Check {
+    let (title, notes) = (report.title(), report.notes());
+    if report.is_usable() {
+        return Check::new(NAME, Status::Ok, title).notes(notes);
+    }
+    let detail = format!("{title}: none of its work queues can be used");
+    let check = Check::new(NAME, Status::Warn, detail);
+    let has_own_fix = report.queues().iter().any(|queue| queue.is_nearly_usable);
+    let Some(queue) = commands::best_queue(device).filter(|_| !has_own_fix) else {
+        return check.notes(notes);
     };
-    let owner = match facts.names.permissions(&queue.path) {
-        Some(permissions) => format!(" ({permissions})"),
-        None => String::new(),
+    let commands = commands::enable(device, queue);
+    let effect =
+        format!("the commands configure {} as a shared queue{}", queue.name, ends(&commands));
+    let (first, other) = commands.forms(facts.has_tool);
+    check.notes([notes, vec![effect]].concat()).fix(first).other_fix(other)
+}
+
+/// The queues that end by commands.
+fn ends(commands: &QueueCommands) -> String {
+    match &commands.ended_queues[..] {
+        [] => String::new(),
+        ended => format!(", and disable the device first, which ends {}", ended.join(", ")),
+    }
+}
+
+/// The check of a device whose queues no program can use.
+fn blind_device(device: &IdxdDevice, report: &DsaReport, facts: &AcceleratorFacts) -> Check {
+    let detail = format!("{}: programs cannot use it, it shares no address spaces", report.title());
+    let scalable = "add intel_iommu=on,sm_on to GRUB_CMDLINE_LINUX in /etc/default/grub, sudo \
+                    update-grub, and reboot, with VT-d and its scalable mode on in the firmware";
+    let on_bus = facts.found.iter().find(|found| Some(&found.address) == device.address.as_ref());
+    // Without an IOMMU nothing can be bound to vfio-pci either.
+    let bind = on_bus.filter(|found| found.group.is_some()).and_then(commands::bind_to_vfio);
+    let fix = match bind {
+        Some(bind) => format!("{scalable}; or give it to one program: {bind}"),
+        None => scalable.to_owned(),
     };
-    let what = format!(
-        "{}{owner}: {mode}, {} descriptors, up to {} each",
-        queue.path.display(),
-        queue.size,
-        size::format(queue.max_transfer_bytes)
-    );
-    match queue.access {
-        FileAccess::Allowed => {
-            let way = facts.submission.way(device, queue);
-            let check = Check::new(NAME, Status::Ok, format!("{what}: ready; {way}"));
-            check.summary(format!("DSA {}", queue.name))
+    Check::new(NAME, Status::Warn, detail).notes(report.notes()).fix(fix)
+}
+
+/// The check of a queue, or of several that are alike. Those of which a device has no need are
+/// optional.
+fn queue_check(
+    names: &str,
+    queue: &QueueReport,
+    device: &DsaReport,
+    facts: &AcceleratorFacts,
+) -> Check {
+    let detail = format!("{names}: {}", queue.verdict());
+    let mut notes = queue.notes();
+    if queue.is_usable {
+        let check = Check::new(NAME, Status::Ok, detail).notes(notes);
+        return check.summary(format!("DSA {}", queue.name));
+    }
+    let is_refused =
+        matches!(queue.obstacle, Some(QueueObstacle::NoFile | QueueObstacle::NotPermitted));
+    let (status, need) = match device.is_usable() && !is_refused {
+        true => (Status::Missing, Need::OptionalHardware),
+        false => (Status::Warn, Need::Usual),
+    };
+    let check = |notes| Check::new(NAME, status, detail).notes(notes).need(need);
+    match &queue.commands {
+        Some(commands) if queue.is_nearly_usable => {
+            let (first, other) = commands.clone().forms(facts.has_tool);
+            check(notes).fix(first).other_fix(other)
         }
-        FileAccess::Denied => {
-            Check::new(NAME, Status::Warn, format!("{what}: this user may not open it"))
-                .fix(commands::open_to_user(&queue.path))
+        Some(commands) if device.is_usable() => {
+            let effect = ends(commands);
+            notes.push(format!(
+                "`memferry doctor --json` has the commands that configure one{effect}"
+            ));
+            check(notes)
         }
-        FileAccess::Missing => {
-            let text = format!("{what}: its file does not exist");
-            Check::new(NAME, Status::Warn, text).fix("sudo udevadm trigger; sudo udevadm settle")
-        }
+        _ => check(notes),
     }
 }
 

@@ -17,6 +17,7 @@ use memferry::message::plan;
 use memferry_bench::results::outcome::Machine;
 use serde::Serialize;
 
+use self::accelerators::DsaReport;
 use crate::args::DoctorArgs;
 use crate::show::{self, Paint};
 
@@ -41,8 +42,14 @@ pub(crate) struct Check {
     pub(crate) status: Status,
     /// The finding and its meaning.
     pub(crate) detail: String,
+    /// What else there is to know, a line each.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) notes: Vec<String>,
     /// The command or change that fixes the problem.
     pub(crate) fix: Option<String>,
+    /// Another command that fixes it as well.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) other_fix: Option<String>,
     /// The text for the one line of the subject. A check that passes with a summary makes its
     /// subject ready.
     #[serde(skip)]
@@ -66,12 +73,30 @@ pub(crate) enum Need {
 
 impl Check {
     fn new(name: &'static str, status: Status, detail: impl Into<String>) -> Self {
-        let (fix, summary, need) = (None, None, Need::Usual);
-        Self { name, status, detail: detail.into(), fix, summary, need }
+        Self {
+            name,
+            status,
+            detail: detail.into(),
+            notes: Vec::new(),
+            fix: None,
+            other_fix: None,
+            summary: None,
+            need: Need::Usual,
+        }
+    }
+
+    fn notes(mut self, notes: Vec<String>) -> Self {
+        self.notes = notes;
+        self
     }
 
     fn fix(mut self, fix: impl Into<String>) -> Self {
         self.fix = Some(fix.into());
+        self
+    }
+
+    fn other_fix(mut self, fix: Option<String>) -> Self {
+        self.other_fix = fix;
         self
     }
 
@@ -107,6 +132,8 @@ struct Diagnosis {
     gpus: Vec<Check>,
     /// Checks of other devices that can copy.
     devices: Vec<Check>,
+    /// The devices of Intel's data streaming accelerator, each with all its work queues.
+    dsa: Vec<DsaReport>,
 }
 
 /// A capability that this machine can have, with its checks.
@@ -158,7 +185,8 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     let reach = messages.iter().find(|check| check.name == messages::CROSS_MEMORY);
     let mpi = mpi::checks(reach);
     let (memory, gpus, devices) = (memory::checks(), gpu::checks(), devices::checks());
-    let diagnosis = Diagnosis { machine, checks, messages, mpi, memory, gpus, devices };
+    let dsa = accelerators::reports();
+    let diagnosis = Diagnosis { machine, checks, messages, mpi, memory, gpus, devices, dsa };
     if args.json {
         show::print_json(&diagnosis)?;
     } else {
@@ -179,8 +207,8 @@ mod tests {
 
     fn diagnosis(checks: Vec<Check>, messages: Vec<Check>) -> Diagnosis {
         let machine = sample::empty("x").machine;
-        let (mpi, memory, gpus, devices) = (vec![], vec![], vec![], vec![]);
-        Diagnosis { machine, checks, messages, mpi, memory, gpus, devices }
+        let (mpi, memory, gpus, devices, dsa) = (vec![], vec![], vec![], vec![], vec![]);
+        Diagnosis { machine, checks, messages, mpi, memory, gpus, devices, dsa }
     }
 
     #[test]

@@ -72,7 +72,7 @@ pub(super) fn overview(diagnosis: &Diagnosis, paint: Paint) -> String {
     text
 }
 
-/// One line per check, with its fix.
+/// One line per check, with its notes and its fixes.
 pub(super) fn details(diagnosis: &Diagnosis, paint: Paint) -> String {
     let facts = diagnosis.machine.info();
     let names = facts.iter().map(|(name, _)| *name);
@@ -92,8 +92,14 @@ pub(super) fn details(diagnosis: &Diagnosis, paint: Paint) -> String {
 fn line(check: &Check, width: usize, paint: Paint) -> String {
     let sign = sign(check, paint);
     let mut text = format!("  {sign} {:<width$}  {}\n", check.name, check.detail);
+    for note in &check.notes {
+        text.push_str(&format!("    {:<width$}    {note}\n", ""));
+    }
     if let Some(fix) = &check.fix {
         text.push_str(&format!("    {:<width$}  fix: {}\n", "", paint.bold(fix)));
+    }
+    if let Some(other) = &check.other_fix {
+        text.push_str(&format!("    {:<width$}  or:  {other}\n", ""));
     }
     text
 }

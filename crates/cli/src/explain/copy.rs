@@ -7,12 +7,13 @@ use memferry::engine::cpu::{CpuProfile, ProfileOrigin};
 use memferry::plan::{
     self, CopyPlan, CopyPlanContext, CopyQuery, CopyReason, CopyStrategy, FixedLimit,
 };
-use memferry::{CacheHint, CudaEngine, EngineSelection, Ferry, LearnedValues};
+use memferry::{CacheHint, CudaEngine, Ferry, LearnedValues};
 use memferry_bench::results::size;
 use serde::Serialize;
 
-use super::devices::{EngineTuning, EngineVerdict, RequestedDevices};
+use super::devices::{self, EngineTuning, EngineVerdict, RequestedDevices};
 use super::gpu::GpuExplanation;
+use super::unused::{self, MachineDevices, UnusedDevice};
 use crate::show::{self, Paint};
 
 /// The object that `memferry explain --json` prints.
@@ -26,6 +27,8 @@ struct Explanation {
     asynchronous: Choice,
     /// All engines, for the blocking copy.
     engines: Vec<EngineVerdict>,
+    /// The devices of this machine that no engine uses, each with the reason.
+    unused_devices: Vec<UnusedDevice>,
     /// The values by which engines are tuned, with their reasons.
     tuning: Vec<EngineTuning>,
     measured: Vec<MeasuredValue>,
@@ -42,6 +45,8 @@ struct Explanation {
 #[derive(Debug, Serialize)]
 struct Choice {
     path: String,
+    /// The devices of the engines that take part.
+    devices: Vec<String>,
     kernel: &'static str,
     reason: String,
     estimate_us: f64,
@@ -109,17 +114,16 @@ pub(super) fn run(
     devices: &RequestedDevices,
     output: Output,
 ) -> anyhow::Result<()> {
-    let builder = devices.select(Ferry::builder());
+    let ferry = devices.select(Ferry::builder()).build();
     let ferry = match gpu {
-        Some(number) => {
-            let ferry = builder.gpu(EngineSelection::device(number)).build();
+        Some(_) => {
             ferry.context("no GPU to explain with; `memferry doctor` tells what it needs")?
         }
-        None => builder.build()?,
+        None => ferry?,
     };
     let device = ferry.engine_as::<CudaEngine>().filter(|_| gpu.is_some());
     let device = device.map(|gpu| GpuExplanation::new(gpu.info(), gpu.profile(), &question));
-    let explanation = explain(&ferry, question, devices, device)?;
+    let explanation = explain(&ferry, question, devices, &MachineDevices::detect(), device)?;
     if output.json {
         return show::print_json(&explanation);
     }
@@ -135,6 +139,7 @@ fn explain(
     ferry: &Ferry,
     question: CopyQuery,
     devices: &RequestedDevices,
+    machine: &MachineDevices,
     gpu: Option<GpuExplanation>,
 ) -> anyhow::Result<Explanation> {
     let facts = ferry.plan_context();
@@ -144,6 +149,7 @@ fn explain(
         let plan = plan.ok_or_else(|| anyhow!("no engine reaches this memory: use --gpu"))?;
         anyhow::Ok(Choice {
             path: path(facts, &plan),
+            devices: devices::chosen(facts, &plan).flat_map(|on| on.devices.clone()).collect(),
             kernel: kernel(facts, &plan),
             reason: plan.reason.to_string(),
             estimate_us: estimate_ns(facts, &plan, &question) / 1000.0,
@@ -154,6 +160,7 @@ fn explain(
     let engines = plan.map(|plan| devices.verdicts(facts, &blocking, &plan)).unwrap_or_default();
     Ok(Explanation {
         engines,
+        unused_devices: machine.unused(&facts.engines, devices),
         tuning: EngineTuning::of(facts, devices),
         bytes: question.bytes,
         temperature: match question.cache_hint {
@@ -349,8 +356,12 @@ fn render(explanation: &Explanation, origin: &str, all: bool, paint: Paint) -> S
     for (name, choice) in
         [("blocking", &explanation.blocking), ("asynchronous", &explanation.asynchronous)]
     {
+        let devices = match &choice.devices[..] {
+            [] => String::new(),
+            names => format!("    on        {}\n", unused::join(names)),
+        };
         text += &format!(
-            "\n  {}\n    path      {}\n    kernel    {}\n    because   {}\n    estimate  {}\n",
+            "\n  {}\n    path      {}\n{devices}    kernel    {}\n    because   {}\n    estimate  {}\n",
             paint.bold(name),
             choice.path,
             choice.kernel,
@@ -359,8 +370,15 @@ fn render(explanation: &Explanation, origin: &str, all: bool, paint: Paint) -> S
         );
     }
     text += &format!("\n  {}\n", paint.bold("engines, for the blocking copy"));
-    for EngineVerdict { engine, verdict, .. } in &explanation.engines {
+    for EngineVerdict { engine, devices, verdict, .. } in &explanation.engines {
         text += &format!("    {engine:<9} {verdict}\n");
+        if !devices.is_empty() {
+            text += &format!("    {:<9} on {}\n", "", unused::join(devices));
+        }
+    }
+    if !explanation.unused_devices.is_empty() {
+        text += &format!("\n  {}\n", paint.bold("devices that are not used"));
+        text += &unused::lines(&explanation.unused_devices);
     }
     for tuning in &explanation.tuning {
         let title = format!("what engine {} goes by", tuning.engine);

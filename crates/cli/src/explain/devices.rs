@@ -9,19 +9,28 @@ use memferry::plan::{
 use memferry::{EngineSelection, FerryBuilder};
 use serde::Serialize;
 
-/// The devices that the arguments and the environment ask for.
+/// The devices that the arguments and the environment ask for, by engine.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RequestedDevices {
-    /// Names of engines, with their devices.
-    by_arguments: Vec<(&'static str, String)>,
-    /// Names of engines, with the variable that asks for them and its value.
-    by_environment: Vec<(&'static str, String)>,
+    requests: Vec<DeviceRequest>,
+}
+
+/// The selection of devices for one engine.
+#[derive(Debug, Clone)]
+pub(super) struct DeviceRequest {
+    engine: &'static str,
+    pub(super) selection: EngineSelection,
+    /// Who asks: `--dsa=auto` or `MEMFERRY_DSA=auto`.
+    pub(super) asked: String,
+    is_argument: bool,
 }
 
 /// An engine, and the planner's verdict about it.
 #[derive(Debug, Serialize)]
 pub(super) struct EngineVerdict {
     pub(super) engine: String,
+    /// The devices that it uses.
+    pub(super) devices: Vec<String>,
     /// Whether this copy takes it.
     pub(super) is_chosen: bool,
     pub(super) verdict: String,
@@ -52,7 +61,7 @@ impl EngineTuning {
         let tuned = facts.engines.iter().filter(|engine| !engine.tuning.is_empty());
         let mut all: Vec<_> =
             tuned.map(|engine| Self::new(engine.name.clone(), &engine.tuning)).collect();
-        if devices.absent(facts).any(|(name, _)| name == "dsa") {
+        if devices.absent(facts).any(|asked| asked.engine == "dsa") {
             all.push(Self::new("dsa, which is not here,".into(), &published_tuning()));
         }
         all
@@ -83,31 +92,41 @@ impl RequestedDevices {
     /// Takes the devices of the arguments, each with the name of its engine, and those of the variables
     /// that `variable` reads.
     pub(super) fn new(
-        arguments: [(&str, &Option<String>); 3],
+        arguments: &[(&str, Option<String>)],
         variable: impl Fn(&str) -> Option<String>,
     ) -> Self {
-        let mut requested = Self::default();
+        let mut requests = Vec::new();
         for factory in factories() {
             let (engine, name) = (factory.name(), factory.variable());
             let Some((_, argument)) = arguments.iter().find(|(named, _)| *named == engine) else {
                 continue;
             };
-            if let Some(devices) = argument {
-                requested.by_arguments.push((engine, devices.clone()));
-            } else if let Some(value) = variable(name).map(|value| value.trim().to_owned())
-                && !["", "off"].contains(&value.as_str())
-            {
-                requested.by_environment.push((engine, format!("{name}={value}")));
+            let (text, is_argument) = match argument {
+                Some(devices) => (devices.clone(), true),
+                None => (variable(name).unwrap_or_default().trim().to_owned(), false),
+            };
+            if text.is_empty() && !is_argument {
+                continue;
             }
+            let source = if is_argument { flag(engine) } else { name };
+            let selection = EngineSelection::parse(&text);
+            let asked = format!("{source}={text}");
+            requests.push(DeviceRequest { engine, selection, asked, is_argument });
         }
-        requested
+        Self { requests }
     }
 
-    /// Adds the devices to a ferry. What is not asked for is as the environment says.
+    /// The selection for an engine, if there is one.
+    pub(super) fn of(&self, engine: &str) -> Option<&DeviceRequest> {
+        self.requests.iter().find(|request| request.engine == engine)
+    }
+
+    /// Adds the devices of the arguments to a ferry. What is not asked for is as the environment says.
     pub(super) fn select(&self, mut builder: FerryBuilder) -> FerryBuilder {
-        for (name, devices) in &self.by_arguments {
-            let selection = EngineSelection::parse(devices);
-            builder = match *name {
+        for request in self.requests.iter().filter(|request| request.is_argument) {
+            let selection = request.selection.clone();
+            builder = match request.engine {
+                "cuda" => builder.gpu(selection),
                 "ioat" => builder.ioat(selection),
                 "nic" => builder.nic(selection),
                 _ => builder.dsa(selection),
@@ -117,13 +136,10 @@ impl RequestedDevices {
     }
 
     /// The engines that were asked for and have no device here, each with who asked.
-    fn absent(&self, facts: &CopyPlanContext) -> impl Iterator<Item = (&'static str, String)> {
-        let is_asked_for =
-            |(_, devices): &&(_, String)| EngineSelection::parse(devices) != EngineSelection::Off;
-        let asked_for = self.by_arguments.iter().filter(is_asked_for);
-        let arguments = asked_for.map(|(name, devices)| (*name, format!("--{name}={devices}")));
-        let asked = arguments.chain(self.by_environment.iter().cloned());
-        asked.filter(|(name, _)| facts.engines.iter().all(|engine| engine.name != *name))
+    fn absent(&self, facts: &CopyPlanContext) -> impl Iterator<Item = &DeviceRequest> {
+        let asked_for =
+            self.requests.iter().filter(|asked| asked.selection != EngineSelection::Off);
+        asked_for.filter(|asked| facts.engines.iter().all(|engine| engine.name != asked.engine))
     }
 
     /// The verdicts about all engines of a ferry, and about devices that were asked for and are not
@@ -136,19 +152,41 @@ impl RequestedDevices {
     ) -> Vec<EngineVerdict> {
         let here = facts.engines.iter().enumerate().map(|(index, engine)| EngineVerdict {
             engine: engine.name.clone(),
+            devices: engine.devices.clone(),
             is_chosen: is_chosen(plan, index),
             verdict: verdict(facts, question, plan, index),
         });
-        let absent = self.absent(facts).map(|(name, asked)| EngineVerdict {
-            engine: name.into(),
+        let absent = self.absent(facts).map(|request| EngineVerdict {
+            engine: request.engine.into(),
+            devices: Vec::new(),
             is_chosen: false,
             verdict: format!(
-                "asked for by {asked}, but no device can be used: `memferry doctor` tells what is \
-                 there, and what it needs"
+                "asked for by {}, but no device can be used: `memferry doctor` tells what is \
+                 there, and what it needs",
+                request.asked
             ),
         });
         here.chain(absent).collect()
     }
+}
+
+/// The argument that selects the devices of an engine.
+pub(super) fn flag(engine: &str) -> &'static str {
+    match engine {
+        "cuda" => "--gpu",
+        "ioat" => "--ioat",
+        "nic" => "--nic",
+        _ => "--dsa",
+    }
+}
+
+/// The engines that take part in a plan.
+pub(super) fn chosen<'a>(
+    facts: &'a CopyPlanContext,
+    plan: &CopyPlan,
+) -> impl Iterator<Item = &'a EngineSummary> {
+    let engines = facts.engines.iter().enumerate();
+    engines.filter(|(index, _)| is_chosen(plan, *index)).map(|(_, engine)| engine)
 }
 
 fn is_chosen(plan: &CopyPlan, index: usize) -> bool {
@@ -205,7 +243,7 @@ mod tests {
     /// A request for any DSA, by an argument.
     fn dsa_requested(environment: impl Fn(&str) -> Option<String>) -> RequestedDevices {
         let any = Some("auto".into());
-        RequestedDevices::new([("ioat", &None), ("nic", &None), ("dsa", &any)], environment)
+        RequestedDevices::new(&[("ioat", None), ("nic", None), ("dsa", any)], environment)
     }
 
     fn verdicts(bytes: u64, requested: &RequestedDevices) -> Vec<EngineVerdict> {
@@ -274,7 +312,7 @@ mod tests {
     fn a_device_that_is_switched_off_was_not_asked_for() {
         let off = Some("off".into());
         let requested =
-            RequestedDevices::new([("ioat", &None), ("nic", &None), ("dsa", &off)], |_| None);
+            RequestedDevices::new(&[("ioat", None), ("nic", None), ("dsa", off)], |_| None);
         let ferry = Ferry::builder().profile(ProfileSource::BuiltIn).build().unwrap();
         assert!(EngineTuning::of(ferry.plan_context(), &requested).is_empty());
         assert!(verdicts(64, &requested).iter().all(|verdict| verdict.engine != "dsa"));

@@ -6,6 +6,7 @@ mod copy;
 mod devices;
 mod gpu;
 mod message;
+mod unused;
 
 use memferry::engine::contract::ReuseHint;
 use memferry::plan::{CopyQuery, MIN_TRACKED_BYTES};
@@ -20,8 +21,10 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<()> {
         Some(bytes) => message::run(bytes, args.json),
         None => {
             let variable = |name: &str| std::env::var(name).ok();
-            let named = [("ioat", &args.ioat), ("nic", &args.nic), ("dsa", &args.dsa)];
-            let devices = devices::RequestedDevices::new(named, variable);
+            let gpu = args.gpu.map(|number| number.to_string());
+            let (ioat, nic, dsa) = (args.ioat.clone(), args.nic.clone(), args.dsa.clone());
+            let named = [("cuda", gpu), ("ioat", ioat), ("nic", nic), ("dsa", dsa)];
+            let devices = devices::RequestedDevices::new(&named, variable);
             let query = copy_query(args, is_sole_user());
             copy::run(query, args.gpu, &devices, copy::Output { json: args.json, all: args.all })
         }

@@ -54,6 +54,8 @@ const COLD_FACTOR: u64 = 8;
 pub struct EngineSummary {
     /// The engine's name.
     pub name: String,
+    /// The names of its devices.
+    pub devices: Vec<String>,
     /// The engine's capabilities.
     pub capabilities: Capabilities,
     /// The cost line of each direction.

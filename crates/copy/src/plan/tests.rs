@@ -21,6 +21,7 @@ fn capabilities(claims_chunks: bool) -> Capabilities {
 fn engine(name: &str, claims_chunks: bool, startup_ns: f64, gb_per_s: f64) -> EngineSummary {
     EngineSummary {
         name: name.into(),
+        devices: Vec::new(),
         capabilities: capabilities(claims_chunks),
         costs: DirectionCosts::uniform(CostLine::from_bandwidth(startup_ns, gb_per_s)),
         registration_costs: None,

@@ -68,6 +68,12 @@ pub trait Engine: Any + Send + Sync + Debug {
     /// The short name in plans, settings and reports.
     fn name(&self) -> &str;
 
+    /// The names of its devices for display, each once: addresses on the bus, work queues such as
+    /// `wq0.0`, or a GPU with its number. Empty for an engine without devices.
+    fn devices(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The operations and limits of the engine, and its requirements of memory.
     fn capabilities(&self) -> &Capabilities;
 

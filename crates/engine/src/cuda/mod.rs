@@ -246,6 +246,10 @@ impl Engine for CudaEngine {
         "cuda"
     }
 
+    fn devices(&self) -> Vec<String> {
+        vec![self.info().to_string()]
+    }
+
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }

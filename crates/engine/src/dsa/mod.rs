@@ -45,7 +45,8 @@ use crate::contract::{
     MemoryKindSet, Opcode, OpcodeSet, OpenError, Pinner, RegistrationMode, TuningFact,
 };
 use crate::pci::{
-    ACCESS_REVOKED, ChannelInterrupt, ChannelSlots, DeviceChannel, measure, open_error, open_vfio,
+    ACCESS_REVOKED, ChannelInterrupt, ChannelSlots, DeviceChannel, distinct, measure, open_error,
+    open_vfio,
 };
 
 const NAME: &str = "dsa";
@@ -289,6 +290,17 @@ fn capabilities(limits: &QueueLimits) -> Capabilities {
 impl Engine for DsaEngine {
     fn name(&self) -> &str {
         NAME
+    }
+
+    fn devices(&self) -> Vec<String> {
+        match &self.queues {
+            QueueSource::Devices { queues, .. } => {
+                distinct(queues.iter().map(|(device, _)| device.name().to_owned()))
+            }
+            QueueSource::Files { files, queues } => {
+                queues.iter().map(|queue| files.name(queue.path())).collect()
+            }
+        }
     }
 
     fn capabilities(&self) -> &Capabilities {

@@ -30,8 +30,8 @@ use crate::contract::{
     MemoryKind, MemoryKindSet, Opcode, OpcodeSet, OpenError, Pinner, RegistrationMode,
 };
 use crate::pci::{
-    ACCESS_REVOKED, ChannelInterrupt, ChannelSlots, DeviceChannel, PciFactory, measure, open_all,
-    open_error,
+    ACCESS_REVOKED, ChannelInterrupt, ChannelSlots, DeviceChannel, PciFactory, distinct, measure,
+    open_all, open_error,
 };
 
 const NAME: &str = "ioat";
@@ -208,6 +208,10 @@ fn read_limits(device: &dyn DmaDevice) -> io::Result<IoatLimits> {
 impl Engine for IoatEngine {
     fn name(&self) -> &str {
         NAME
+    }
+
+    fn devices(&self) -> Vec<String> {
+        distinct(self.channels.iter().map(|(device, _)| device.hardware().name().to_owned()))
     }
 
     fn capabilities(&self) -> &Capabilities {

@@ -208,6 +208,10 @@ impl Engine for NicEngine {
         NAME
     }
 
+    fn devices(&self) -> Vec<String> {
+        vec![self.device.name().to_owned()]
+    }
+
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }

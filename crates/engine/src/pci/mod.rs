@@ -34,6 +34,6 @@ pub(crate) use {
     hardware::{HardwareQueue, HwStatus, PostResult},
     measure::measure,
     memory::{CoherentMemory, DmaArray},
-    open::{ACCESS_REVOKED, open_all, open_error, open_vfio, poll_until},
+    open::{ACCESS_REVOKED, distinct, open_all, open_error, open_vfio, poll_until},
     reset_guard::ResetGuard,
 };

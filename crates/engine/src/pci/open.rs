@@ -57,6 +57,13 @@ pub(crate) fn open_vfio(
     VfioDevice::open_all(addresses).map_err(|error| open_error(engine, &error))
 }
 
+/// The names without those that repeat the one before.
+pub(crate) fn distinct(names: impl Iterator<Item = String>) -> Vec<String> {
+    let mut names: Vec<String> = names.collect();
+    names.dedup();
+    names
+}
+
 /// The reason why no channel is opened on a device that did not stop.
 pub(crate) const ACCESS_REVOKED: &str =
     "the device failed and lost its access to memory: open it again";

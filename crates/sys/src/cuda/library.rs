@@ -85,6 +85,9 @@ calls! {
 pub(super) mod number {
     use std::ffi::{c_int, c_uint};
 
+    pub(in crate::cuda) const PCI_BUS: c_int = 33;
+    pub(in crate::cuda) const PCI_SLOT: c_int = 34;
+    pub(in crate::cuda) const PCI_DOMAIN: c_int = 50;
     pub(in crate::cuda) const ASYNC_ENGINE_COUNT: c_int = 40;
     pub(in crate::cuda) const READ_ONLY_HOST_REGISTER: c_int = 113;
     pub(in crate::cuda) const POINTER_MEMORY_TYPE: c_int = 2;
@@ -200,11 +203,19 @@ impl Calls {
     /// What is known of a device.
     pub(super) fn device_info(&self, ordinal: usize, device: c_int) -> CudaDeviceInfo {
         let mut name = [0 as c_char; 256];
-        let attribute = |which| {
+        let known = |which| {
             let mut value = 0;
             // SAFETY: the device is valid, and the result is a local variable.
             let status = unsafe { (self.device_attribute)(&raw mut value, which, device) };
-            if status == 0 { value } else { 0 }
+            (status == 0).then_some(value)
+        };
+        let attribute = |which| known(which).unwrap_or(0);
+        let place = [number::PCI_DOMAIN, number::PCI_BUS, number::PCI_SLOT].map(known);
+        let address = match place {
+            [Some(domain), Some(bus), Some(slot)] => {
+                Some(format!("{domain:04x}:{bus:02x}:{slot:02x}.0"))
+            }
+            _ => None,
         };
         let mut version = 0;
         // SAFETY: the results are local variables; the driver ends the name with a zero byte, and
@@ -217,6 +228,7 @@ impl Calls {
         CudaDeviceInfo {
             ordinal,
             name,
+            address,
             driver_version: u32::try_from(version).unwrap_or(0),
             copy_engines: usize::try_from(attribute(number::ASYNC_ENGINE_COUNT)).unwrap_or(0),
             registers_read_only: attribute(number::READ_ONLY_HOST_REGISTER) != 0,

@@ -76,12 +76,25 @@ pub struct CudaDeviceInfo {
     pub ordinal: usize,
     /// Product name.
     pub name: String,
+    /// Address on the bus, such as `0000:17:00.0`, if the driver tells it.
+    pub address: Option<String>,
     /// The newest version of CUDA that the driver supports: 1000 * major + 10 * minor.
     pub driver_version: u32,
     /// The number of copies that run at the same time.
     pub copy_engines: usize,
     /// Whether read-only memory can be registered.
     pub registers_read_only: bool,
+}
+
+impl fmt::Display for CudaDeviceInfo {
+    /// Writes the number, the product name and the address: `GPU 0 (NVIDIA H100, 0000:17:00.0)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GPU {} ({}", self.ordinal, self.name)?;
+        if let Some(address) = &self.address {
+            write!(f, ", {address}")?;
+        }
+        f.write_str(")")
+    }
 }
 
 /// A device with a context in this process. Calls may come from any thread, unless stated

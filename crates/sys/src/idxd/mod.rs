@@ -7,6 +7,7 @@
 //!
 //! [`IdxdFiles`] is the seam for tests: models of a device implement it too.
 
+mod obstacle;
 pub mod sysfs;
 
 use std::fmt::Debug;
@@ -22,6 +23,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, mmap, munmap};
 use crate::fork::{CloseOnFork, OwnerProcess};
 use crate::pages::page_bytes;
 use crate::portal::{self, PORTAL_STRIDE, Portal, PortalWords};
+
+pub use obstacle::QueueObstacle;
 
 /// Error numbers of the calls below.
 pub mod code {
@@ -41,6 +44,11 @@ pub mod code {
 pub trait IdxdFiles: Send + Sync + Debug {
     /// Opens a queue by the path of its file.
     fn open(&self, path: &Path) -> io::Result<Box<dyn IdxdFile>>;
+
+    /// The name of a queue for display, such as `wq0.0`.
+    fn name(&self, path: &Path) -> String {
+        path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
 
     /// The factor of a driver's timeouts; see [`DmaDevice::patience`].
     ///

@@ -19,6 +19,8 @@ pub struct IdxdDevice {
     pub version: Option<u32>,
     /// Whether the device is enabled.
     pub is_enabled: bool,
+    /// Its state in the kernel's words, such as `enabled`, if it can be read.
+    pub state: Option<String>,
     /// Whether the device uses address spaces of processes. Without it, no program can use a queue.
     pub has_address_spaces: bool,
     /// The NUMA node; `None` if there is only one.
@@ -42,8 +44,16 @@ pub struct IdxdQueue {
     pub access: FileAccess,
     /// Whether the queue is enabled.
     pub is_enabled: bool,
+    /// Its state in the kernel's words, such as `disabled`, if it can be read.
+    pub state: Option<String>,
     /// Whether it is for programs: its type is `user`.
     pub is_for_programs: bool,
+    /// Its type in the kernel's words: `user`, `kernel`, or `none` if it is not configured.
+    pub kind: Option<String>,
+    /// The driver for which it is configured, such as `user`; older kernels do not tell it.
+    pub driver: Option<String>,
+    /// The group of queues and engines that it is in.
+    pub group: Option<u32>,
     /// Whether it is dedicated to one opener; `None` if it is not configured.
     pub is_dedicated: Option<bool>,
     /// The number of descriptors.
@@ -121,6 +131,7 @@ impl IdxdBus {
             address: bus_address(&folder),
             version: number(&folder.join("version")).and_then(|at| u32::try_from(at).ok()),
             is_enabled: text(&folder.join("state")).as_deref() == Some("enabled"),
+            state: text(&folder.join("state")),
             has_address_spaces: number(&folder.join("pasid_enabled")) == Some(1),
             numa_node: number(&folder.join("numa_node")).and_then(|at| u32::try_from(at).ok()),
             opcodes: text(&folder.join("op_cap")).and_then(|text| first_opcodes(&text)),
@@ -132,16 +143,20 @@ impl IdxdBus {
 
     fn read_queue(&self, name: &str) -> IdxdQueue {
         let folder = self.folder(name);
-        let is = |file: &str, wanted: &str| text(&folder.join(file)).as_deref() == Some(wanted);
+        let word = |file: &str| text(&folder.join(file)).filter(|text| !text.is_empty());
         let small = |file: &str| number(&folder.join(file)).and_then(|at| u32::try_from(at).ok());
         let path = self.root.join("dev/dsa").join(name);
         IdxdQueue {
             name: name.to_owned(),
             access: file_access(&path),
             path,
-            is_enabled: is("state", "enabled"),
-            is_for_programs: is("type", "user"),
-            is_dedicated: match text(&folder.join("mode")).as_deref() {
+            is_enabled: word("state").as_deref() == Some("enabled"),
+            state: word("state"),
+            is_for_programs: word("type").as_deref() == Some("user"),
+            kind: word("type"),
+            driver: word("driver_name"),
+            group: small("group_id"),
+            is_dedicated: match word("mode").as_deref() {
                 Some("dedicated") => Some(true),
                 Some("shared") => Some(false),
                 _ => None,
@@ -229,6 +244,8 @@ mod tests {
     const QUEUE: &[(&str, &str)] = &[
         ("state", "enabled\n"),
         ("type", "user\n"),
+        ("driver_name", "user\n"),
+        ("group_id", "0\n"),
         ("mode", "shared\n"),
         ("size", "16\n"),
         ("max_transfer_size", "2147483648\n"),
@@ -254,6 +271,8 @@ mod tests {
         assert_eq!((queue.is_dedicated, queue.size, queue.max_batch), (Some(false), 16, 1024));
         assert_eq!(queue.max_transfer_bytes, 1 << 31);
         assert!(queue.is_usable() && !queue.block_on_fault);
+        assert_eq!((queue.kind.as_deref(), queue.driver.as_deref()), (Some("user"), Some("user")));
+        assert_eq!((queue.state.as_deref(), queue.group), (Some("enabled"), Some(0)));
     }
 
     #[test]
@@ -267,6 +286,20 @@ mod tests {
         fs::write(root.path().join("sys/bus/dsa/devices/wq0.0/type"), "kernel\n").unwrap();
         assert!(!bus.queue("wq0.0").unwrap().1.is_usable());
         assert!(bus.queue("wq0.1").is_none() && bus.queue("dsa0").is_none());
+    }
+
+    #[test]
+    fn a_queue_that_is_not_configured_has_no_group_and_no_mode() {
+        let files = [("state", "disabled\n"), ("type", "none\n"), ("driver_name", "\n")];
+        let more = [("group_id", "-1\n"), ("mode", "[none]\n"), ("size", "0\n")];
+        let root = tree(DEVICE, &[&files[..], &more].concat());
+        let (_, queue) = IdxdBus::with_root(root.path()).queue("wq0.0").unwrap();
+        assert_eq!(
+            (queue.state.as_deref(), queue.kind.as_deref()),
+            (Some("disabled"), Some("none"))
+        );
+        assert_eq!((queue.driver, queue.group, queue.is_dedicated), (None, None, None));
+        assert!(!queue.is_enabled && !queue.is_for_programs && queue.size == 0);
     }
 
     #[test]
@@ -287,7 +320,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
         fn whatever_the_files_contain_is_read_without_a_panic(
-            texts in prop::collection::vec(".{0,40}", 13),
+            texts in prop::collection::vec(".{0,40}", 15),
         ) {
             let names = DEVICE.iter().map(|(name, _)| *name);
             let device: Vec<_> = names.zip(texts.iter().map(String::as_str)).collect();

@@ -5,7 +5,10 @@ use std::path::Path;
 
 use memferry_sys::idxd::sysfs::{IdxdDevice, IdxdQueue};
 use memferry_sys::vfio::{PciDevice, bind_commands};
+use serde::Serialize;
 
+/// The folder of the bus of the kernel's driver.
+const BUS: &str = "/sys/bus/dsa";
 /// The number of descriptors of the queue that the commands configure.
 const QUEUE_SIZE: u32 = 16;
 /// The devices that vfio-pci refuses by its denylist, because of INTEL-SA-01084.
@@ -33,18 +36,106 @@ pub(super) fn bind_to_vfio(device: &PciDevice) -> Option<String> {
     Some(commands.replacen(LOAD, &load, 1))
 }
 
+/// The commands for a queue, in two forms.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct QueueCommands {
+    accel_config: String,
+    /// The same by the files of sysfs.
+    sysfs: String,
+    /// The enabled queues of the device that end by the commands, which disable the device first.
+    pub(super) ended_queues: Vec<String>,
+}
+
+impl QueueCommands {
+    /// Commands that are the same with the tool and without.
+    fn alike(commands: String) -> Self {
+        Self { accel_config: commands.clone(), sysfs: commands, ended_queues: Vec::new() }
+    }
+
+    /// The form to show, and the other one if it differs.
+    pub(super) fn forms(self, has_tool: bool) -> (String, Option<String>) {
+        let Self { accel_config, sysfs, .. } = self;
+        let (first, other) = if has_tool { (accel_config, sysfs) } else { (sysfs, accel_config) };
+        let other = Some(other).filter(|other| *other != first);
+        (first, other)
+    }
+}
+
 /// The commands that let this user open the file of a queue.
-pub(super) fn open_to_user(path: &Path) -> String {
+pub(super) fn open_to_user(path: &Path) -> QueueCommands {
+    QueueCommands::alike(chgrp(path))
+}
+
+/// The commands that create the file of a queue.
+pub(super) fn create_file() -> QueueCommands {
+    QueueCommands::alike("sudo udevadm trigger; sudo udevadm settle".into())
+}
+
+fn chgrp(path: &Path) -> String {
     let path = path.display();
     format!("sudo chgrp \"$(id -gn)\" {path}; sudo chmod 660 {path}")
 }
 
-/// The commands that configure a queue of a device as a shared one and let this user open it.
-pub(super) fn configure(device: &IdxdDevice, has_tool: bool) -> String {
-    let target = ConfiguredQueue::of(device);
-    let configure = if has_tool { target.by_tool() } else { target.by_files("/sys/bus/dsa") };
-    let open = open_to_user(Path::new(&format!("/dev/dsa/{}", target.queue)));
-    format!("{configure}; sudo udevadm settle; {open}")
+/// Whether a queue only has to be enabled.
+pub(super) fn is_ready(device: &IdxdDevice, queue: &IdxdQueue) -> bool {
+    let is_configured = queue.is_for_programs && queue.size > 0 && queue.group.is_some();
+    device.is_enabled && !queue.is_enabled && is_configured
+}
+
+/// The commands that enable a queue and let this user open it. A queue that is not configured is
+/// configured as a shared one before.
+pub(super) fn enable(device: &IdxdDevice, queue: &IdxdQueue) -> QueueCommands {
+    let (accel_config, sysfs, is_disabled_first) = if is_ready(device, queue) {
+        let (device, queue) = (&device.name, &queue.name);
+        (enable_by_tool(device, queue), enable_by_files(queue, BUS), false)
+    } else {
+        let target = ConfiguredQueue::of(device, queue);
+        (target.by_tool(), target.by_files(BUS), target.is_disabled_first)
+    };
+    let open = chgrp(&Path::new("/dev/dsa").join(&queue.name));
+    let complete = |commands: String| format!("{commands}; sudo udevadm settle; {open}");
+    let others = device.queues.iter().filter(|other| other.is_enabled && other.name != queue.name);
+    let ended = others.filter(|_| is_disabled_first).map(|other| other.name.clone());
+    QueueCommands {
+        accel_config: complete(accel_config),
+        sysfs: complete(sysfs),
+        ended_queues: ended.collect(),
+    }
+}
+
+/// The queue of a device that is best configured: one that is for programs already, or else one that
+/// is not enabled, or else the first; those for which the device has descriptors left come first.
+pub(super) fn best_queue(device: &IdxdDevice) -> Option<&IdxdQueue> {
+    let is_configured = |queue: &&IdxdQueue| queue.is_for_programs && queue.size > 0;
+    let is_free = |queue: &&IdxdQueue| !queue.is_enabled;
+    let has_room = |queue: &&IdxdQueue| room(device, queue) > 0;
+    let queues = || device.queues.iter();
+    let found = queues().find(is_configured);
+    let found = found.or_else(|| queues().find(|queue| is_free(queue) && has_room(queue)));
+    let found = found.or_else(|| queues().find(is_free));
+    found.or(device.queues.first())
+}
+
+/// The number of descriptors of a device that its other queues leave to a queue.
+fn room(device: &IdxdDevice, queue: &IdxdQueue) -> u32 {
+    let others = device.queues.iter().filter(|other| other.name != queue.name);
+    let taken = others.fold(0u32, |sum, other| sum.saturating_add(other.size));
+    device.total_size.unwrap_or(u32::MAX).saturating_sub(taken)
+}
+
+fn enable_by_tool(device: &str, queue: &str) -> String {
+    // Kernels with the attribute demand the driver's name.
+    format!(
+        "test ! -e {BUS}/devices/{queue}/driver_name || sudo accel-config config-wq {device}/{queue} \
+         --driver-name=user; sudo accel-config enable-wq {device}/{queue}"
+    )
+}
+
+fn enable_by_files(queue: &str, bus: &str) -> String {
+    format!(
+        "sudo sh -c 'cd {bus}/devices/{queue} || exit; \
+         test ! -e driver_name || echo user > driver_name; echo {queue} > {bus}/drivers/user/bind'"
+    )
 }
 
 /// The queue to configure, and the values that depend on the device.
@@ -55,29 +146,27 @@ struct ConfiguredQueue {
     queue: String,
     size: u32,
     threshold: u32,
-    /// The device has to be disabled before: it is enabled, and this queue has no descriptors, which
-    /// cannot be changed then, or is enabled for another use.
+    /// The device has to be disabled before: it is enabled, and this queue is not ready to be, because
+    /// it has no descriptors or no group, or is for another use; that cannot be changed then.
     is_disabled_first: bool,
 }
 
 impl ConfiguredQueue {
-    /// A queue that is configured for programs already, or else one that is not enabled, or else the
-    /// first.
-    fn of(device: &IdxdDevice) -> Self {
+    fn of(device: &IdxdDevice, queue: &IdxdQueue) -> Self {
         let number = device.name.trim_start_matches("dsa");
-        let is_configured = |queue: &&IdxdQueue| queue.is_for_programs && queue.size > 0;
-        let queues = || device.queues.iter();
-        let found = queues().find(is_configured);
-        let found = found.or_else(|| queues().find(|queue| !queue.is_enabled));
-        let found = found.or(device.queues.first());
-        let size = device.total_size.unwrap_or(QUEUE_SIZE).clamp(1, QUEUE_SIZE);
-        let is_ready = found.is_some_and(|queue| queue.size > 0 && !queue.is_enabled);
+        let is_disabled_first = device.is_enabled;
+        let available = match room(device, queue) {
+            // A device that is disabled takes the descriptors from all its queues.
+            0 if is_disabled_first => device.total_size.unwrap_or(QUEUE_SIZE),
+            room => room,
+        };
+        let size = available.clamp(1, QUEUE_SIZE);
         Self {
             engine: format!("engine{number}.0"),
-            queue: found.map_or_else(|| format!("wq{number}.0"), |queue| queue.name.clone()),
+            queue: queue.name.clone(),
             size,
             threshold: size.saturating_sub(1).max(1),
-            is_disabled_first: device.is_enabled && !is_ready,
+            is_disabled_first,
             device: device.name.clone(),
         }
     }
@@ -135,122 +224,4 @@ impl ConfiguredQueue {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::process::Command;
-
-    use memferry_sys::vfio::pci::{FileAccess, IommuGroup};
-
-    use super::super::tests::{device, queue};
-    use super::*;
-
-    fn unused() -> IdxdQueue {
-        let (is_enabled, is_for_programs, size) = (false, false, 0);
-        IdxdQueue { is_enabled, is_for_programs, size, ..queue(FileAccess::Missing) }
-    }
-
-    fn pci_device(id: (u16, u16), driver: Option<&str>) -> PciDevice {
-        let access = FileAccess::Missing;
-        PciDevice {
-            address: "0000:6a:01.0".into(),
-            id,
-            class: 0x8_8000,
-            driver: driver.map(str::to_owned),
-            group: Some(IommuGroup { number: 7, other_members: vec![], access }),
-            interfaces: vec![],
-        }
-    }
-
-    #[test]
-    fn a_device_of_another_driver_is_taken_from_it() {
-        let free = bind_to_idxd(&pci_device(DENIED_ID, None));
-        assert!(free.starts_with("sudo modprobe idxd; echo 0000:6a:01.0 | "), "{free}");
-        assert!(free.ends_with("/drivers/idxd/bind") && !free.contains("unbind"), "{free}");
-        assert!(bind_to_idxd(&pci_device(DENIED_ID, Some("uio"))).contains("driver/unbind; "));
-    }
-
-    #[test]
-    fn a_device_on_the_denylist_of_vfio_is_bound_with_the_option() {
-        let denied = bind_to_vfio(&pci_device(DENIED_ID, Some("idxd"))).unwrap();
-        assert!(denied.contains("sudo modprobe vfio-pci disable_denylist=1 && "), "{denied}");
-        let newer = bind_to_vfio(&pci_device((0x8086, 0x1212), Some("idxd"))).unwrap();
-        assert!(!newer.contains("denylist") && newer.contains("driver_override"), "{newer}");
-    }
-
-    #[test]
-    fn a_step_that_is_done_does_not_end_the_commands() {
-        for has_tool in [true, false] {
-            let commands = configure(&device(vec![unused()]), has_tool);
-            assert!(!commands.contains("&&"), "{commands}");
-            assert!(commands.ends_with("sudo chmod 660 /dev/dsa/wq0.0"), "{commands}");
-        }
-    }
-
-    #[test]
-    fn a_queue_that_is_only_not_enabled_keeps_its_device_enabled() {
-        let ready =
-            IdxdQueue { name: "wq0.1".into(), is_enabled: false, ..queue(FileAccess::Missing) };
-        let commands = configure(&device(vec![unused(), ready]), true);
-        assert!(!commands.contains("disable-device"), "{commands}");
-        assert!(commands.contains("enable-wq dsa0/wq0.1") && commands.contains("/dev/dsa/wq0.1"));
-    }
-
-    #[test]
-    fn a_device_is_disabled_before_what_cannot_be_changed_while_it_is_enabled() {
-        let commands = |has_tool| configure(&device(vec![unused()]), has_tool);
-        assert!(commands(true).starts_with("sudo accel-config disable-device dsa0; "));
-        assert!(commands(false).contains("drivers/idxd/unbind; "));
-        let disabled = IdxdDevice { is_enabled: false, ..device(vec![unused()]) };
-        assert!(!configure(&disabled, true).contains("disable-device"));
-        let of_kernel = IdxdQueue { is_for_programs: false, ..queue(FileAccess::Missing) };
-        let taken = configure(&device(vec![of_kernel.clone()]), true);
-        assert!(taken.contains("disable-device"), "{taken}");
-        // A queue of the kernel is left alone if there is another.
-        let free = IdxdQueue { name: "wq0.1".into(), ..unused() };
-        assert!(configure(&device(vec![of_kernel, free]), true).contains("config-wq dsa0/wq0.1 "));
-    }
-
-    /// A tree with the files of a device and of its bus, without the attributes that are named.
-    fn tree(absent: &[&str]) -> tempfile::TempDir {
-        let root = tempfile::tempdir().unwrap();
-        let create = |file: &str| {
-            let path = root.path().join(file);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, "").unwrap();
-        };
-        for file in
-            ["group_id", "mode", "size", "threshold", "priority", "type", "driver_name", "name"]
-        {
-            if !absent.contains(&file) {
-                create(&format!("devices/dsa0/wq0.0/{file}"));
-            }
-        }
-        for file in ["devices/dsa0/engine0.0/group_id", "drivers/idxd/bind", "drivers/user/bind"] {
-            create(file);
-        }
-        root
-    }
-
-    #[test]
-    fn the_files_of_sysfs_are_written_whether_all_attributes_exist_or_not() {
-        for absent in [&[][..], &["driver_name"], &["driver_name", "threshold"]] {
-            let root = tree(absent);
-            let bus = root.path().to_str().unwrap();
-            let device = IdxdDevice { is_enabled: false, ..device(vec![unused()]) };
-            let commands = ConfiguredQueue::of(&device).by_files(bus);
-            let commands = commands.strip_prefix("sudo ").unwrap();
-            // Twice: every step is done already then.
-            for _ in 0..2 {
-                let output = Command::new("sh").args(["-c", commands]).output().unwrap();
-                assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
-            }
-            let text = |file: &str| fs::read_to_string(root.path().join(file)).unwrap_or_default();
-            assert_eq!(text("devices/dsa0/wq0.0/mode"), "shared\n");
-            assert_eq!(text("devices/dsa0/wq0.0/size"), "16\n");
-            assert_eq!(text("drivers/idxd/bind"), "dsa0\n");
-            assert_eq!(text("drivers/user/bind"), "wq0.0\n");
-            let is_there = root.path().join("devices/dsa0/wq0.0/driver_name").exists();
-            assert_eq!(is_there, !absent.contains(&"driver_name"));
-        }
-    }
-}
+mod tests;

@@ -1,8 +1,11 @@
 //! Who may open a file: its owner, its group and its mode.
 
+use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+use serde::Serialize;
 
 /// The names of users and groups, as in `/etc/passwd` and `/etc/group`.
 #[derive(Debug, Clone, Default)]
@@ -11,12 +14,30 @@ pub(super) struct UserNames {
     pub(super) groups: String,
 }
 
+/// The owner, the group and the mode of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct FilePermissions {
+    owner: String,
+    group: String,
+    /// In octal digits, such as `660`.
+    mode: String,
+}
+
+impl fmt::Display for FilePermissions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "owner {}, group {}, mode {}", self.owner, self.group, self.mode)
+    }
+}
+
 impl UserNames {
-    /// The owner, the group and the mode of a file; `None` if it does not exist.
-    pub(super) fn permissions(&self, path: &Path) -> Option<String> {
+    /// The permissions of a file; `None` if it does not exist.
+    pub(super) fn permissions(&self, path: &Path) -> Option<FilePermissions> {
         let file = fs::metadata(path).ok()?;
-        let (owner, group) = (name(&self.users, file.uid()), name(&self.groups, file.gid()));
-        Some(format!("owner {owner}, group {group}, mode {:03o}", file.mode() & 0o7777))
+        Some(FilePermissions {
+            owner: name(&self.users, file.uid()),
+            group: name(&self.groups, file.gid()),
+            mode: format!("{:03o}", file.mode() & 0o7777),
+        })
     }
 }
 
@@ -45,7 +66,7 @@ mod tests {
             users: format!("nobody:x:{}:\nalice:x:{uid}:{gid}:,,,:/home/alice:/bin/sh\n", uid + 1),
             groups: format!("dsa:x:{gid}:alice\n"),
         };
-        let permissions = names.permissions(file.path()).unwrap();
+        let permissions = names.permissions(file.path()).unwrap().to_string();
         assert_eq!(permissions, "owner alice, group dsa, mode 640");
         assert_eq!(names.permissions(Path::new("/nowhere/wq0.0")), None);
     }

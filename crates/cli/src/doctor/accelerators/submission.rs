@@ -1,6 +1,7 @@
 //! How descriptors get to a work queue of the kernel: through its portal, or through `write`.
 
 use memferry_sys::idxd::sysfs::{IdxdDevice, IdxdQueue};
+use serde::Serialize;
 
 /// From this version of the device on, the kernel lets every program map portals.
 const SAFE_VERSION: u32 = 0x300;
@@ -9,6 +10,8 @@ const BATCH_WRITE_VERSION: u32 = 0x200;
 /// The first release that demands a capability to map the portals of older devices: its change of
 /// `drivers/dma/idxd/cdev.c` names INTEL-SA-01084. Updates of older kernels may have the same change.
 const FIRST_STRICT_RELEASE: [u32; 3] = [6, 9, 1];
+/// The capability that it demands.
+const CAPABILITY: &str = "CAP_SYS_RAWIO";
 
 /// What the choice depends on, beside the device.
 #[derive(Debug, Clone, Default)]
@@ -23,35 +26,136 @@ pub(super) struct SubmissionFacts {
     pub(super) release: String,
 }
 
+/// The way of descriptors to a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum SubmissionWay {
+    /// Through its portal, which the program maps.
+    Portal,
+    /// Through `write`.
+    Write,
+    /// Through its portal if the kernel permits the mapping, else through `write`.
+    PortalOrWrite,
+}
+
+/// Whether the running kernel demands a capability to map the portal of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Demand {
+    /// It does not.
+    No,
+    /// It does.
+    Yes,
+    /// Its release alone does not tell.
+    Perhaps,
+}
+
+/// The capability for the mapping of a portal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct PortalCapability {
+    name: &'static str,
+    is_demanded: Demand,
+    /// Whether this process has it.
+    is_held: bool,
+    #[serde(skip)]
+    release: String,
+}
+
+/// How descriptors get to a queue, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct Submission {
+    pub(super) way: SubmissionWay,
+    /// Whether batches go the same way.
+    has_batches: bool,
+    /// The instruction of the portal.
+    instruction: &'static str,
+    /// Whether this processor has it.
+    has_instruction: bool,
+    capability: PortalCapability,
+}
+
 impl SubmissionFacts {
-    /// The way of descriptors to a queue, and the reason.
-    pub(super) fn way(&self, device: &IdxdDevice, queue: &IdxdQueue) -> String {
-        let is_at_least = |min: u32| device.version.is_some_and(|version| version >= min);
-        let write = match is_at_least(BATCH_WRITE_VERSION) {
-            true => "descriptors go through write",
-            false => "descriptors go through write, without batches",
-        };
+    /// The way of descriptors to a queue. One that is not configured counts as shared, because the
+    /// commands make it that.
+    pub(super) fn of(&self, device: &IdxdDevice, queue: &IdxdQueue) -> Submission {
         let (has_instruction, instruction) = match queue.is_dedicated {
             Some(true) => (self.has_movdir64b, "movdir64b"),
             _ => (self.has_enqcmd, "enqcmd"),
         };
+        let capability = self.capability(device);
+        let way = match capability.is_demanded {
+            _ if !has_instruction => SubmissionWay::Write,
+            _ if capability.is_held => SubmissionWay::Portal,
+            Demand::No => SubmissionWay::Portal,
+            Demand::Yes => SubmissionWay::Write,
+            Demand::Perhaps => SubmissionWay::PortalOrWrite,
+        };
+        let has_batches = way == SubmissionWay::Portal || is_version(device, BATCH_WRITE_VERSION);
+        Submission { way, has_batches, instruction, has_instruction, capability }
+    }
+
+    /// The capability that the mapping of the portals of a device demands.
+    pub(super) fn capability(&self, device: &IdxdDevice) -> PortalCapability {
+        let is_demanded = match is_strict(&self.release) {
+            _ if is_version(device, SAFE_VERSION) => Demand::No,
+            true => Demand::Yes,
+            false => Demand::Perhaps,
+        };
+        let (is_held, release) = (self.has_raw_io, self.release.clone());
+        PortalCapability { name: CAPABILITY, is_demanded, is_held, release }
+    }
+}
+
+/// Whether a device has at least this version.
+fn is_version(device: &IdxdDevice, min: u32) -> bool {
+    device.version.is_some_and(|version| version >= min)
+}
+
+impl PortalCapability {
+    /// What the kernel demands, and whether this process has it, for display.
+    pub(super) fn text(&self) -> String {
         let release = &self.release;
-        if !has_instruction {
-            return format!("this processor has no {instruction}, so {write}");
+        let demand = match self.is_demanded {
+            Demand::No => {
+                return "mapping its portals demands no capability, by its version".into();
+            }
+            Demand::Yes => format!(
+                "Linux {release} demands {CAPABILITY} to map its portals, as all from 6.9.1 on do \
+                 (INTEL-SA-01084)"
+            ),
+            Demand::Perhaps => format!(
+                "Linux {release} may demand {CAPABILITY} to map its portals (INTEL-SA-01084: all from \
+                 6.9.1 on do, and updates of older ones)"
+            ),
+        };
+        match self.is_held {
+            true => format!("{demand}: this process has it"),
+            false => format!(
+                "{demand}: this process does not have it; a trusted program gets it by sudo setcap \
+                 cap_sys_rawio=ep FILE"
+            ),
         }
-        if self.has_raw_io || is_at_least(SAFE_VERSION) {
-            return "its portal can be mapped".into();
+    }
+}
+
+impl Submission {
+    /// The way and its reason, as the end of "descriptors go".
+    pub(super) fn text(&self) -> String {
+        let batches = if self.has_batches { "" } else { ", without batches" };
+        let Self { instruction, .. } = self;
+        match self.way {
+            SubmissionWay::Portal => "to its mapped portal".into(),
+            SubmissionWay::Write if !self.has_instruction => {
+                format!("through write{batches}, because this processor has no {instruction}")
+            }
+            SubmissionWay::Write => {
+                format!("through write{batches}, because this process has no {CAPABILITY}")
+            }
+            SubmissionWay::PortalOrWrite => format!(
+                "to its mapped portal if the kernel permits that without {CAPABILITY}, else through \
+                 write{batches}"
+            ),
         }
-        if is_strict(release) {
-            return format!(
-                "Linux {release} demands CAP_SYS_RAWIO to map its portal, as all from 6.9.1 on do \
-                 (INTEL-SA-01084), so {write}"
-            );
-        }
-        format!(
-            "Linux {release} may demand CAP_SYS_RAWIO to map its portal (INTEL-SA-01084: all from 6.9.1 \
-             on do, and updates of older ones); then {write}"
-        )
     }
 }
 
@@ -82,10 +186,10 @@ mod tests {
         SubmissionFacts { has_raw_io: false, has_enqcmd, has_movdir64b, release: release.into() }
     }
 
-    fn way(facts: &SubmissionFacts, is_dedicated: bool, version: u32) -> String {
+    fn submission(facts: &SubmissionFacts, is_dedicated: bool, version: u32) -> Submission {
         let queue = IdxdQueue { is_dedicated: Some(is_dedicated), ..queue(FileAccess::Allowed) };
         let device = IdxdDevice { version: Some(version), ..device(vec![]) };
-        facts.way(&device, &queue)
+        facts.of(&device, &queue)
     }
 
     #[test]
@@ -100,30 +204,56 @@ mod tests {
 
     #[test]
     fn the_capability_that_a_kernel_demands_is_named_with_its_release() {
-        let strict = way(&facts("6.12.3"), false, 0x100);
-        assert!(strict.starts_with("Linux 6.12.3 demands CAP_SYS_RAWIO"), "{strict}");
-        assert!(strict.ends_with("through write, without batches"), "{strict}");
-        let unknown = way(&facts("6.1.0-44-amd64"), false, 0x100);
-        assert!(unknown.starts_with("Linux 6.1.0-44-amd64 may demand CAP_SYS_RAWIO"), "{unknown}");
-        assert!(way(&facts("6.12.3"), false, 0x200).ends_with("through write"));
-        assert_eq!(way(&facts("6.12.3"), false, 0x300), "its portal can be mapped");
+        let strict = submission(&facts("6.12.3"), false, 0x100);
+        assert_eq!(
+            strict.text(),
+            "through write, without batches, because this process has no CAP_SYS_RAWIO"
+        );
+        let text = strict.capability.text();
+        assert!(text.starts_with("Linux 6.12.3 demands CAP_SYS_RAWIO"), "{text}");
+        assert!(text.contains("does not have it") && text.contains("setcap"), "{text}");
+        let unknown = submission(&facts("6.1.0-44-amd64"), false, 0x100);
+        assert_eq!(unknown.way, SubmissionWay::PortalOrWrite);
+        assert!(unknown.text().ends_with("else through write, without batches"));
+        let text = unknown.capability.text();
+        assert!(text.starts_with("Linux 6.1.0-44-amd64 may demand CAP_SYS_RAWIO"), "{text}");
+        let second = submission(&facts("6.12.3"), false, 0x200);
+        assert!(second.text().starts_with("through write, because"), "{}", second.text());
+    }
+
+    #[test]
+    fn a_program_with_the_capability_or_for_a_later_device_maps_the_portal() {
+        let later = submission(&facts("6.12.3"), false, 0x300);
+        assert_eq!(later.text(), "to its mapped portal");
+        assert!(later.capability.text().contains("demands no capability"));
         let privileged = SubmissionFacts { has_raw_io: true, ..facts("6.12.3") };
-        assert_eq!(way(&privileged, false, 0x100), "its portal can be mapped");
+        let mapped = submission(&privileged, false, 0x100);
+        assert_eq!(mapped.text(), "to its mapped portal");
+        assert!(mapped.capability.text().ends_with(": this process has it"));
     }
 
     #[test]
     fn without_the_instruction_of_a_queue_descriptors_go_through_write() {
         let has_raw_io = true;
         let no_enqcmd = SubmissionFacts { has_enqcmd: false, has_raw_io, ..facts("6.12.3") };
-        assert!(
-            way(&no_enqcmd, false, 0x300).contains("no enqcmd, so descriptors go through write")
-        );
-        assert_eq!(way(&no_enqcmd, true, 0x300), "its portal can be mapped");
+        let shared = submission(&no_enqcmd, false, 0x300).text();
+        assert_eq!(shared, "through write, because this processor has no enqcmd");
+        assert_eq!(submission(&no_enqcmd, true, 0x300).way, SubmissionWay::Portal);
         let no_movdir = SubmissionFacts { has_movdir64b: false, has_raw_io, ..facts("6.12.3") };
-        assert!(
-            way(&no_movdir, true, 0x100).contains("no movdir64b, so descriptors go through write")
+        let dedicated = submission(&no_movdir, true, 0x100).text();
+        let reason = "through write, without batches, because this processor has no movdir64b";
+        assert_eq!(dedicated, reason);
+        assert_eq!(submission(&no_movdir, false, 0x300).way, SubmissionWay::Portal);
+    }
+
+    #[test]
+    fn the_fields_that_scripts_read_are_words() {
+        let json = serde_json::to_value(submission(&facts("6.12.3"), false, 0x100)).unwrap();
+        assert_eq!((&json["way"], &json["has_batches"]), (&"write".into(), &false.into()));
+        let capability = serde_json::json!(
+            {"name": "CAP_SYS_RAWIO", "is_demanded": "yes", "is_held": false}
         );
-        assert_eq!(way(&no_movdir, false, 0x300), "its portal can be mapped");
+        assert_eq!(json["capability"], capability);
     }
 
     #[test]

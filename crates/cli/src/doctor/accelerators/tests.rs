@@ -1,5 +1,6 @@
 use std::fs;
 
+use memferry_sys::idxd::sysfs::IdxdQueue;
 use memferry_sys::vfio::pci::IommuGroup;
 
 use super::*;
@@ -10,7 +11,11 @@ pub(super) fn queue(access: FileAccess) -> IdxdQueue {
         path: "/dev/dsa/wq0.0".into(),
         access,
         is_enabled: true,
+        state: Some("enabled".into()),
         is_for_programs: true,
+        kind: Some("user".into()),
+        driver: Some("user".into()),
+        group: Some(0),
         is_dedicated: Some(false),
         size: 16,
         max_transfer_bytes: 2 << 20,
@@ -25,6 +30,7 @@ pub(super) fn device(queues: Vec<IdxdQueue>) -> IdxdDevice {
         address: Some("0000:6a:01.0".into()),
         version: Some(0x100),
         is_enabled: true,
+        state: Some("enabled".into()),
         has_address_spaces: true,
         numa_node: Some(0),
         opcodes: None,
@@ -69,55 +75,184 @@ fn a_machine_without_the_device_has_no_check_of_it() {
     assert!(checks_of(&facts(Vec::new())).is_empty());
 }
 
-#[test]
-fn a_queue_that_can_be_opened_is_ready_and_the_capability_is_named() {
-    let facts = facts(vec![device(vec![queue(FileAccess::Allowed)])]);
-    let [check] = &checks_of(&facts)[..] else { panic!("one check") };
-    assert_eq!(check.status, Status::Ok);
-    for part in ["/dev/dsa/wq0.0", "shared", "16 descriptors", "CAP_SYS_RAWIO", "6.12.3", "write"] {
-        assert!(check.detail.contains(part), "{part}: {}", check.detail);
+/// All that a check says.
+fn words(check: &Check) -> String {
+    let lines = std::iter::once(&check.detail).chain(&check.notes);
+    lines.map(String::as_str).collect::<Vec<_>>().join("\n")
+}
+
+/// A queue that is not configured.
+fn unused(name: &str) -> IdxdQueue {
+    IdxdQueue {
+        name: name.into(),
+        path: format!("/nowhere/dsa/{name}").into(),
+        is_enabled: false,
+        state: Some("disabled".into()),
+        is_for_programs: false,
+        kind: Some("none".into()),
+        driver: None,
+        group: None,
+        size: 0,
+        ..queue(FileAccess::Missing)
     }
-    let submission = SubmissionFacts { has_raw_io: true, ..facts.submission.clone() };
-    let privileged = AcceleratorFacts { submission, ..facts };
-    let [check] = &checks_of(&privileged)[..] else { panic!("one check") };
-    assert!(check.detail.contains("can be mapped"), "{}", check.detail);
 }
 
 #[test]
-fn a_queue_that_may_not_be_opened_comes_with_its_owner_and_the_command() {
+fn a_queue_that_can_be_opened_is_ready_and_the_capability_is_named() {
+    let facts = facts(vec![device(vec![queue(FileAccess::Allowed)])]);
+    let [of_device, check] = &checks_of(&facts)[..] else { panic!("two checks") };
+    assert_eq!((of_device.status, check.status), (Status::Ok, Status::Ok));
+    assert_eq!(of_device.detail, "dsa0 at 0000:6a:01.0");
+    let properties =
+        "enabled, version 1.0, NUMA node 0, 1 work queue(s), which have 16 of 128 descriptors";
+    assert_eq!(of_device.notes[0], properties);
+    assert!(of_device.notes[1].starts_with("Linux 6.12.3 demands CAP_SYS_RAWIO"));
+    let way = "through write, without batches, because this process has no CAP_SYS_RAWIO";
+    assert_eq!(check.detail, format!("wq0.0: ready; descriptors go {way}"));
+    let text = words(check);
+    for part in ["shared, 16 descriptors of up to 2 MiB", "type user, driver user, group 0"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let submission = SubmissionFacts { has_raw_io: true, ..facts.submission.clone() };
+    let privileged = AcceleratorFacts { submission, ..facts };
+    let [_, check] = &checks_of(&privileged)[..] else { panic!("two checks") };
+    assert!(check.detail.ends_with("to its mapped portal"), "{}", check.detail);
+}
+
+#[test]
+fn a_queue_that_may_not_be_opened_comes_with_its_owner_its_way_and_the_command() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let queue = IdxdQueue { path: file.path().into(), ..queue(FileAccess::Denied) };
-    let [check] = &checks_of(&facts(vec![device(vec![queue])]))[..] else { panic!("one check") };
-    assert_eq!(check.status, Status::Warn);
+    let [of_device, check] = &checks_of(&facts(vec![device(vec![queue])]))[..] else {
+        panic!("two checks")
+    };
+    assert_eq!((of_device.status, check.status), (Status::Warn, Status::Warn));
     let owner = UserNames::default().permissions(file.path()).unwrap();
-    assert!(check.detail.contains(&format!("({owner})")), "{}", check.detail);
+    let text = words(check);
+    for part in [
+        "not used: this user may not open its file".into(),
+        format!("{owner}; this user may not open it"),
+        "once usable: descriptors go through write".into(),
+        "no CAP_SYS_RAWIO".into(),
+    ] {
+        assert!(text.contains(&part), "{part}: {text}");
+    }
     let command = format!("chmod 660 {}", file.path().display());
     assert!(check.fix.as_ref().unwrap().contains(&command));
+    // The queue has the commands, so the device has none.
+    assert_eq!(of_device.fix, None);
 }
 
 #[test]
 fn a_queue_without_its_file_is_told() {
-    let [check] = &checks_of(&facts(vec![device(vec![queue(FileAccess::Missing)])]))[..] else {
-        panic!("one check")
+    let [_, check] = &checks_of(&facts(vec![device(vec![queue(FileAccess::Missing)])]))[..] else {
+        panic!("two checks")
     };
     assert!(check.detail.contains("does not exist"), "{}", check.detail);
-    assert!(!check.detail.contains("owner"), "{}", check.detail);
+    assert!(!words(check).contains("owner"), "{}", words(check));
 }
 
 #[test]
 fn a_device_without_queues_is_configured_with_the_tool_or_without() {
-    let unused = IdxdQueue { is_enabled: false, ..queue(FileAccess::Missing) };
-    let mut facts = facts(vec![device(vec![unused])]);
-    let fix = |facts: &AcceleratorFacts| checks_of(facts)[0].fix.clone().unwrap();
-    let tool = fix(&facts);
+    let mut facts = facts(vec![device(vec![unused("wq0.0")])]);
+    let fixes = |facts: &AcceleratorFacts| {
+        let check = &checks_of(facts)[0];
+        (check.fix.clone().unwrap(), check.other_fix.clone().unwrap())
+    };
+    let (tool, files) = fixes(&facts);
     for part in ["accel-config config-wq dsa0/wq0.0", "--mode=shared", "enable-wq dsa0/wq0.0"] {
         assert!(tool.contains(part), "{part}: {tool}");
     }
-    facts.has_tool = false;
-    let files = fix(&facts);
     for part in ["/sys/bus/dsa/devices/dsa0", "echo shared > wq0.0/mode", "drivers/user/bind"] {
         assert!(files.contains(part), "{part}: {files}");
     }
+    facts.has_tool = false;
+    assert_eq!(fixes(&facts), (files, tool));
+}
+
+#[test]
+fn every_queue_is_named_and_those_that_are_alike_share_a_line() {
+    let queues = vec![
+        unused("wq0.0"),
+        IdxdQueue { is_for_programs: false, kind: Some("kernel".into()), ..unused("wq0.1") },
+        unused("wq0.2"),
+        unused("wq0.3"),
+    ];
+    let checks = checks_of(&facts(vec![device(queues)]));
+    let details: Vec<_> = checks.iter().map(|check| check.detail.as_str()).collect();
+    assert_eq!(
+        details,
+        [
+            "dsa0 at 0000:6a:01.0: none of its work queues can be used",
+            "wq0.0: not used: it is not configured",
+            "wq0.1: not used: it is not configured",
+            "wq0.2, wq0.3: not used: it is not configured",
+        ]
+    );
+    assert!(words(&checks[1]).contains("disabled, type none, driver none, group none"));
+    assert!(words(&checks[2]).contains("type kernel"), "{}", words(&checks[2]));
+    assert!(words(&checks[3]).contains("once usable: descriptors go"), "{}", words(&checks[3]));
+}
+
+#[test]
+fn queues_beside_a_usable_one_are_optional_and_what_ends_it_is_said() {
+    let other = IdxdQueue {
+        name: "wq0.1".into(),
+        is_for_programs: false,
+        kind: Some("kernel".into()),
+        ..queue(FileAccess::Missing)
+    };
+    let ready = IdxdQueue { size: 8, is_for_programs: true, group: Some(0), ..unused("wq0.3") };
+    let queues = vec![queue(FileAccess::Allowed), other, unused("wq0.2"), ready];
+    let checks = checks_of(&facts(vec![device(queues)]));
+    let signs: Vec<_> = checks.iter().map(|check| (check.status, check.need)).collect();
+    let spare = (Status::Missing, Need::OptionalHardware);
+    let ok = (Status::Ok, Need::Usual);
+    assert_eq!(signs, [ok, ok, spare, spare, spare]);
+    assert!(checks[2].detail.contains("another use (type kernel)"), "{}", checks[2].detail);
+    // Its commands would end the usable queue: they are not offered for copying.
+    assert_eq!(checks[3].fix, None);
+    assert!(words(&checks[3]).contains("which ends wq0.0, wq0.1"), "{}", words(&checks[3]));
+    assert!(checks[4].fix.as_ref().unwrap().contains("enable-wq dsa0/wq0.3"));
+    assert!(checks[4].other_fix.as_ref().unwrap().contains("drivers/user/bind"));
+}
+
+#[test]
+fn the_report_for_scripts_has_every_queue_with_its_commands() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let closed = IdxdQueue { path: file.path().into(), ..queue(FileAccess::Denied) };
+    let facts = facts(vec![device(vec![closed, unused("wq0.1")])]);
+    let json = serde_json::to_value(DsaReport::all(&facts)).unwrap();
+    let device = &json[0];
+    assert_eq!((&device["name"], &device["version"]), (&"dsa0".into(), &"1.0".into()));
+    assert_eq!((&device["address"], &device["driver"]), (&"0000:6a:01.0".into(), &"idxd".into()));
+    let [closed, unused] = &device["queues"].as_array().unwrap()[..] else { panic!("two queues") };
+    for (field, value) in [("mode", "shared"), ("state", "enabled"), ("type", "user")] {
+        assert_eq!(closed[field], value, "{field}");
+    }
+    assert_eq!((&closed["size"], &closed["group"]), (&16.into(), &0.into()));
+    assert_eq!((&closed["may_open"], &closed["is_usable"]), (&false.into(), &false.into()));
+    assert_eq!(closed["permissions"]["mode"], "600");
+    assert_eq!((&closed["way"], &closed["when_usable"]["way"]), (&().into(), &"write".into()));
+    assert_eq!(closed["when_usable"]["capability"]["is_demanded"], "yes");
+    assert_eq!(unused["obstacle"], "it is not configured");
+    let commands = &unused["commands"];
+    assert!(commands["accel_config"].as_str().unwrap().contains("config-wq dsa0/wq0.1"));
+    assert!(commands["sysfs"].as_str().unwrap().contains("echo wq0.1 > "));
+    assert_eq!(commands["ended_queues"], serde_json::json!(["wq0.0"]));
+}
+
+#[test]
+fn devices_of_other_drivers_are_reported_too() {
+    let bound = with_bus(on_bus(Some("vfio-pci"), FileAccess::Allowed), vec![]);
+    let json = serde_json::to_value(DsaReport::all(&bound)).unwrap();
+    assert_eq!((&json[0]["driver"], &json[0]["name"]), (&"vfio-pci".into(), &().into()));
+    // One that the kernel's driver has is reported once.
+    let of_kernel = on_bus(Some("idxd"), FileAccess::Missing);
+    assert_eq!(DsaReport::all(&with_bus(of_kernel.clone(), vec![device(vec![])])).len(), 1);
+    // Its driver may have failed.
+    let [check] = &checks_of(&with_bus(of_kernel, vec![]))[..] else { panic!("one check") };
+    assert!(check.detail.contains("lists no device"), "{}", check.detail);
 }
 
 #[test]
@@ -131,6 +266,13 @@ fn a_device_without_address_spaces_needs_another_command_line_or_vfio() {
     assert!(both.contains("sm_on") && both.contains("modprobe vfio-pci"), "{both}");
     let no_iommu = PciDevice { group: None, ..bus };
     assert!(!fix(&with_bus(no_iommu, blind())).contains("vfio"));
+    // Its queues are named, without commands.
+    let queues = vec![queue(FileAccess::Missing), unused("wq0.1"), unused("wq0.2")];
+    let checks =
+        checks_of(&facts(vec![IdxdDevice { has_address_spaces: false, ..device(queues) }]));
+    let names: Vec<_> = checks[1..].iter().map(|check| check.detail.split(": ").next()).collect();
+    assert_eq!(names, [Some("wq0.0"), Some("wq0.1, wq0.2")]);
+    assert!(checks[1..].iter().all(|check| check.fix.is_none()));
 }
 
 #[test]
@@ -209,11 +351,29 @@ fn a_tree_of_sysfs_is_checked_from_its_files() {
     }
     fs::create_dir_all(root.path().join("dev/dsa")).unwrap();
     fs::write(root.path().join("dev/dsa/wq0.0"), "").unwrap();
+    // A second queue as the kernel shows it before it is configured, and a third without any file.
+    for (file, text) in [("state", "disabled"), ("type", "none"), ("mode", "shared"), ("size", "0")]
+    {
+        write(&format!("wq0.1/{file}"), text);
+    }
+    write("wq0.1/group_id", "-1");
+    fs::create_dir_all(devices.join("wq0.2")).unwrap();
     let mut facts = facts(IdxdBus::with_root(root.path()).devices());
     facts.submission.has_movdir64b = false;
-    let [check] = &checks_of(&facts)[..] else { panic!("one check") };
+    let [_, check, second, third] = &checks_of(&facts)[..] else { panic!("four checks") };
     assert_eq!(check.status, Status::Ok);
-    for part in ["dedicated to one program", "owner ", "mode ", "no movdir64b", "through write"] {
-        assert!(check.detail.contains(part), "{part}: {}", check.detail);
+    let text = words(check);
+    for part in [
+        "dedicated to one program",
+        "owner ",
+        "mode ",
+        "may open it",
+        "no movdir64b",
+        "through write",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
     }
+    assert!(words(second).contains("shared, 0 descriptors"), "{}", words(second));
+    assert!(words(third).contains("no mode, 0 descriptors"), "{}", words(third));
+    assert!(words(third).contains("state unknown, type none"), "{}", words(third));
 }

@@ -10,6 +10,7 @@ fn device_info() -> CudaDeviceInfo {
     CudaDeviceInfo {
         ordinal: 0,
         name: "Invented GPU".into(),
+        address: None,
         driver_version: 12_080,
         copy_engines: 3,
         registers_read_only: true,

@@ -25,6 +25,7 @@ fn diagnosis() -> Diagnosis {
             check("IOMMU", Status::Missing).need(Need::OptionalHardware),
             check("copy devices", Status::Missing).need(Need::OptionalHardware),
         ],
+        dsa: Vec::new(),
     }
 }
 
@@ -99,4 +100,17 @@ fn details_have_every_check_with_its_fix() {
     {
         assert!(text.contains(line), "{line}: {text}");
     }
+}
+
+#[test]
+fn notes_and_both_forms_of_a_fix_stand_below_their_check() {
+    let check = check("DSA", Status::Warn).notes(vec!["one".into(), "two".into()]);
+    let check = check.fix("the tool").other_fix(Some("the files".into()));
+    let diagnosis = Diagnosis { devices: vec![check], ..diagnosis() };
+    let lines = details(&diagnosis, Paint::plain());
+    let below = lines.lines().skip_while(|line| !line.contains("detail of DSA")).skip(1);
+    let below: Vec<_> = below.map(str::trim).collect();
+    assert_eq!(below, ["one", "two", "fix: the tool", "or:  the files"]);
+    assert!(conclusion(&diagnosis, Paint::plain()).contains("DSA                the tool\n"));
+    assert!(!overview(&diagnosis, Paint::plain()).contains("one"));
 }

@@ -1,9 +1,12 @@
+use std::path::Path;
 use std::sync::Arc;
 
 use memferry::engine::contract::ReuseHint;
 use memferry::engine::cpu::{CpuEngine, ProfileSource};
 use memferry::engine::cuda::{CudaDeviceInfo, CudaProfile};
+use memferry::engine::ioat::IoatEngine;
 use memferry::engine::testing::cuda_model::CudaModel;
+use memferry::engine::testing::ioat_model::IoatModel;
 use memferry::{CudaEngine, MemoryKind, PinLimits};
 
 use super::*;
@@ -19,9 +22,14 @@ fn ferry() -> Ferry {
         .unwrap()
 }
 
+/// A machine without devices.
+fn bare_machine() -> MachineDevices {
+    MachineDevices::with_root(Path::new("/nowhere"))
+}
+
 fn explain_copy(bytes: u64, temperature: CacheHint) -> Explanation {
     let question = CopyQuery { cache_hint: temperature, ..CopyQuery::copy(bytes, true) };
-    explain(&ferry(), question, &RequestedDevices::default(), None).unwrap()
+    explain(&ferry(), question, &RequestedDevices::default(), &bare_machine(), None).unwrap()
 }
 
 /// A ferry with a model of a GPU.
@@ -47,6 +55,7 @@ fn explain_gpu_copy(
     let device = CudaDeviceInfo {
         ordinal: 0,
         name,
+        address: None,
         driver_version: 12_080,
         copy_engines: 3,
         registers_read_only: true,
@@ -54,7 +63,14 @@ fn explain_gpu_copy(
     let copy = CopyQuery::copy(bytes, true);
     let question = CopyQuery { source_memory, target_memory, reuse: acquaintance, ..copy };
     let device = GpuExplanation::new(&device, &CudaProfile::default(), &question);
-    explain(&ferry_with_gpu(), question, &RequestedDevices::default(), Some(device)).unwrap()
+    explain(
+        &ferry_with_gpu(),
+        question,
+        &RequestedDevices::default(),
+        &bare_machine(),
+        Some(device),
+    )
+    .unwrap()
 }
 
 #[test]
@@ -181,4 +197,33 @@ fn one_line_says_what_adapts_and_what_it_starts_from() {
     let ferry = Ferry::builder().profile(ProfileSource::BuiltIn).channels(1).build().unwrap();
     let adapts = AdaptedStart::new(&ferry.learned());
     assert!(adapts.line().contains("sharing from always"), "{}", adapts.line());
+}
+
+#[test]
+fn the_devices_of_an_engine_are_named_in_the_text_and_for_scripts() {
+    let device = IoatModel::builder().name("0000:00:04.0").channels(2).build();
+    let engine = Arc::new(IoatEngine::over_model(device).unwrap());
+    let ferry = Ferry::builder().profile(ProfileSource::BuiltIn).engine(engine, 2);
+    let ferry = ferry.build().unwrap();
+    let question = CopyQuery::copy(64 << 20, true);
+    let none = RequestedDevices::default();
+    let mut explanation = explain(&ferry, question, &none, &bare_machine(), None).unwrap();
+    explanation.unused_devices.push(UnusedDevice {
+        engine: "dsa",
+        device: "wq0.0".into(),
+        reason: "it is not configured".into(),
+    });
+    let json = serde_json::to_value(&explanation).unwrap();
+    assert!(explanation.blocking.path.contains("engine ioat"), "{explanation:?}");
+    assert_eq!(json["blocking"]["devices"], serde_json::json!(["0000:00:04.0"]));
+    assert_eq!(json["engines"][0]["devices"], serde_json::json!(["0000:00:04.0"]));
+    assert_eq!(json["unused_devices"][0]["device"], "wq0.0");
+    let text = render(&explanation, "not measured", false, Paint::plain());
+    assert!(text.contains("    on        0000:00:04.0\n"), "{text}");
+    let unused = "  devices that are not used\n    dsa       wq0.0: it is not configured\n";
+    assert!(text.contains(unused), "{text}");
+    let alone = explain_copy(64 << 20, CacheHint::Unknown);
+    assert!(alone.blocking.devices.is_empty() && alone.engines[0].devices.is_empty());
+    let text = render(&alone, "not measured", false, Paint::plain());
+    assert!(!text.contains("devices that are not used"), "{text}");
 }

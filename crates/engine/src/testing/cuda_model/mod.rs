@@ -89,6 +89,7 @@ impl CudaModel {
         let info = CudaDeviceInfo {
             ordinal: 0,
             name: "a model of a GPU".into(),
+            address: None,
             driver_version: 13_000,
             copy_engines: 2,
             registers_read_only: true,

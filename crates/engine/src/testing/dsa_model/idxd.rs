@@ -217,6 +217,11 @@ impl IdxdFiles for IdxdModel {
         Ok(Box::new(IdxdModelFile { open: Arc::new(OpenQueue { kernel, queue }) }))
     }
 
+    fn name(&self, path: &Path) -> String {
+        let queue = path.file_name().unwrap_or_default().to_string_lossy();
+        format!("{queue} of {}", self.model.name())
+    }
+
     fn patience(&self) -> u32 {
         self.model.patience()
     }

@@ -124,6 +124,10 @@ impl Engine for FaultEngine {
         &self.name
     }
 
+    fn devices(&self) -> Vec<String> {
+        self.inner.devices()
+    }
+
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }

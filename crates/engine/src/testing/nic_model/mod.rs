@@ -180,7 +180,7 @@ impl NicModelState {
 
 impl DmaDevice for NicModel {
     fn name(&self) -> &str {
-        "model"
+        "a model of a network card"
     }
 
     fn read(&self, at: usize, width: Width) -> u64 {
