@@ -53,7 +53,7 @@ const NAME: &str = "dsa";
 const CAPACITY: usize = 512;
 
 /// A device, and its portals.
-pub type DeviceWithPortals = (Arc<dyn DmaDevice>, Arc<dyn Portal>);
+pub type DeviceWithPortals = (Arc<dyn DmaDevice>, Arc<Portal>);
 
 /// The engine, over devices of VFIO that share their mappings, or over queues of the kernel.
 ///

@@ -1,13 +1,17 @@
 //! The registers, tables and queues of the model, and the effects of commands.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crossbeam_utils::CachePadded;
 use memferry_sys::portal::PortalWords;
 use memferry_sys::sync::lock;
 
+use super::portals::ModelPortals;
 use super::{DsaModelBuilder, DsaModelCounters};
+use crate::dsa::record::status;
 use crate::dsa::registers::{self as r, DsaCommand, DsaState, QueueConfig, command_error};
 
 /// The number of reads of the command status until a command is done.
@@ -16,14 +20,28 @@ const COMMAND_POLLS: u32 = 2;
 /// The number of words of 32 bits of an entry of the queue table, with its opcodes.
 pub(super) const QUEUE_WORDS: usize = 16;
 
-/// The state of the device. Its threads execute descriptors without the lock.
+/// The maximum number of violations that are kept until they are taken.
+const MAX_VIOLATIONS: usize = 256;
+
+/// The state of the device. Its threads execute descriptors without the lock. A driver stores to the
+/// portals without it, too: who has it takes the descriptors out of them.
 #[derive(Debug)]
 pub(super) struct DsaModelState {
     device: Mutex<DeviceState>,
+    pub(super) portals: ModelPortals,
+    /// The device is removed: descriptors are lost.
+    pub(super) is_removed: AtomicBool,
     /// Notified when there is work, and when running work is cancelled.
     doorbell: Condvar,
     /// Notified when a thread has stopped working.
     stopped: Condvar,
+    /// The number of changes that the threads must look at.
+    changes: CachePadded<AtomicU64>,
+    /// The number of threads that sleep until there is work; changed with the lock.
+    sleepers: CachePadded<AtomicUsize>,
+    /// Whether the threads poll for work and through delays, and nobody wakes them. In a line of its own:
+    /// they read it while they poll, and others write to the rest.
+    is_polling: CachePadded<bool>,
 }
 
 #[derive(Debug)]
@@ -38,6 +56,8 @@ pub(super) struct DeviceState {
     /// The reads until the command is done; `None` for one that never is.
     command_polls: Option<u32>,
     is_closed: bool,
+    /// What was wrong with stores to portals.
+    violations: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -45,6 +65,7 @@ pub(super) struct ModelQueue {
     pub(super) words: [u32; QUEUE_WORDS],
     pub(super) is_enabled: bool,
     is_stalled: bool,
+    /// A descriptor leaves its place when an engine takes it, before its record is written.
     pending: VecDeque<PortalWords>,
     running: usize,
     /// Counts events that cancel the work of the queue: the result of a step of an earlier epoch is
@@ -76,12 +97,6 @@ impl ModelQueue {
         u64::from(self.words[at]) | u64::from(self.words[at + 1]) << 32
     }
 
-    /// The places that are taken. A descriptor leaves its place when an engine takes it, before its record
-    /// is written.
-    pub(super) fn occupancy(&self) -> usize {
-        self.pending.len()
-    }
-
     fn is_drained(&self) -> bool {
         self.pending.is_empty() && self.running == 0
     }
@@ -106,7 +121,7 @@ pub(super) struct ModelStep {
 }
 
 impl DsaModelState {
-    pub(super) fn new(queues: usize, groups: usize) -> Self {
+    pub(super) fn new(queues: usize, groups: usize, is_polling: bool) -> Self {
         let device = DeviceState {
             state: DsaState::Disabled,
             groups: vec![[0; 6]; groups],
@@ -116,18 +131,154 @@ impl DsaModelState {
             command_status: 0,
             command_polls: Some(0),
             is_closed: false,
+            violations: Vec::new(),
         };
-        Self { device: Mutex::new(device), doorbell: Condvar::new(), stopped: Condvar::new() }
+        Self {
+            device: Mutex::new(device),
+            portals: ModelPortals::new(queues).expect("memory for the portals of the model"),
+            is_removed: AtomicBool::new(false),
+            doorbell: Condvar::new(),
+            stopped: Condvar::new(),
+            changes: CachePadded::default(),
+            sleepers: CachePadded::default(),
+            is_polling: is_polling.into(),
+        }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, DeviceState> {
         lock(&self.device)
     }
 
-    /// Adds a descriptor to a queue.
-    pub(super) fn push(&self, device: &mut DeviceState, queue: usize, words: PortalWords) {
-        device.queues[queue].pending.push_back(words);
-        self.doorbell.notify_all();
+    /// Locks the device after everything that was stored to its portals has arrived.
+    pub(super) fn lock_after_stores(&self) -> MutexGuard<'_, DeviceState> {
+        let mut device = self.lock();
+        self.take_stores(&mut device);
+        device
+    }
+
+    /// Takes the descriptors out of the portals, as far as their lines were used in turn.
+    fn take_next_stores(&self, device: &mut DeviceState) {
+        for queue in 0..device.queues.len() {
+            while let Some(words) = self.portals.take_next(queue) {
+                self.accept(device, queue, words, true);
+            }
+        }
+    }
+
+    /// Takes all descriptors out of the portals.
+    fn take_stores(&self, device: &mut DeviceState) {
+        for queue in 0..device.queues.len() {
+            loop {
+                while let Some(words) = self.portals.take_next(queue) {
+                    self.accept(device, queue, words, true);
+                }
+                let Some(line) = self.portals.skip_gap(queue) else { break };
+                if !self.is_removed.load(Ordering::SeqCst) {
+                    device.record_violation(format!(
+                        "line {line} of the portal of queue {queue} was left out, or its descriptor \
+                         was overwritten before the device took it"
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Adds a descriptor to a queue. A queue without space refuses it, or drops it if it was a store.
+    pub(super) fn accept(
+        &self,
+        device: &mut DeviceState,
+        queue: usize,
+        words: PortalWords,
+        is_store: bool,
+    ) -> bool {
+        if self.is_removed.load(Ordering::SeqCst) || device.state == DsaState::Halted {
+            // The submitter cannot know.
+            return true;
+        }
+        let found = &mut device.queues[queue];
+        let is_full = found.pending.len() >= usize::from(found.config().size);
+        let why = if !found.is_enabled {
+            "is not enabled"
+        } else if is_store && !found.config().is_dedicated {
+            "is shared"
+        } else if is_store && is_full {
+            "is full"
+        } else if is_full {
+            found.counters.refused += 1;
+            return false;
+        } else {
+            found.counters.doorbells += 1;
+            found.pending.push_back(words);
+            self.changes.fetch_add(1, Ordering::Release);
+            if self.sleepers.load(Ordering::Relaxed) > 0 {
+                self.doorbell.notify_all();
+            }
+            return true;
+        };
+        device.software_error = r::SWERR_VALID
+            | r::SWERR_QUEUE_VALID
+            | u64::from(status::DESCRIPTOR_COUNT) << r::SWERR_CODE_SHIFT
+            | (queue as u64) << r::SWERR_QUEUE_SHIFT;
+        device.record_violation(format!("a descriptor was stored to queue {queue}, which {why}"));
+        true
+    }
+
+    /// What was wrong with stores to portals since the last call.
+    pub(super) fn take_violations(&self) -> Vec<String> {
+        let mut device = self.lock_after_stores();
+        while let Some(at) = self.portals.take_stray() {
+            device.record_violation(format!("a descriptor was stored at {at:#x}, to no queue"));
+        }
+        std::mem::take(&mut device.violations)
+    }
+
+    /// Wakes the threads that sleep, after a store to a portal.
+    pub(super) fn wake(&self) {
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            // A thread that has found nothing keeps the lock until it sleeps.
+            drop(self.lock());
+            self.doorbell.notify_all();
+        }
+    }
+
+    /// Tells the threads of a change.
+    fn notify(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+        if !*self.is_polling {
+            self.doorbell.notify_all();
+        }
+    }
+
+    /// Waits for a descriptor, or for a change after `seen`.
+    fn wait<'a>(
+        &'a self,
+        device: MutexGuard<'a, DeviceState>,
+        seen: u64,
+    ) -> MutexGuard<'a, DeviceState> {
+        const POLLS: u32 = 1 << 20;
+        const SLEEP: Duration = Duration::from_micros(100);
+        if !*self.is_polling {
+            self.sleepers.fetch_add(1, Ordering::SeqCst);
+            // Who stores what this does not find sees the sleeper; see `Portal::store`.
+            fence(Ordering::SeqCst);
+            let device = match self.portals.has_next() {
+                true => device,
+                false => self.doorbell.wait(device).unwrap_or_else(PoisonError::into_inner),
+            };
+            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+            return device;
+        }
+        drop(device);
+        let mut polls = 0;
+        while self.changes.load(Ordering::Acquire) == seen && !self.portals.has_next() {
+            polls += 1;
+            if polls < POLLS {
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep(SLEEP);
+            }
+        }
+        self.lock()
     }
 
     /// Ends the threads.
@@ -135,7 +286,7 @@ impl DsaModelState {
         let mut device = self.lock();
         device.is_closed = true;
         device.queues.iter_mut().for_each(|queue| queue.epoch += 1);
-        self.doorbell.notify_all();
+        self.notify();
     }
 
     /// Waits for the next step; `None` when the model is closed. Every thread begins its search at
@@ -143,10 +294,17 @@ impl DsaModelState {
     pub(super) fn next_step(&self, thread: usize) -> Option<ModelStep> {
         let mut device = self.lock();
         while !device.is_closed {
-            if let Some(step) = device.take_step(thread) {
-                return Some(step);
+            // Read with the lock: a change after this look has a higher number.
+            let seen = self.changes.load(Ordering::Acquire);
+            self.take_next_stores(&mut device);
+            let step = device.take_step(thread).or_else(|| {
+                self.take_stores(&mut device);
+                device.take_step(thread)
+            });
+            if step.is_some() {
+                return step;
             }
-            device = self.doorbell.wait(device).unwrap_or_else(PoisonError::into_inner);
+            device = self.wait(device, seen);
         }
         None
     }
@@ -160,6 +318,9 @@ impl DsaModelState {
     /// Delays a step; returns whether it is still wanted.
     pub(super) fn pause(&self, step: &ModelStep, delay: Duration) -> bool {
         let until = Instant::now() + delay;
+        while *self.is_polling && Instant::now() < until {
+            std::hint::spin_loop();
+        }
         let mut device = self.lock();
         while device.queues[step.queue].epoch == step.epoch {
             let left = until.saturating_duration_since(Instant::now());
@@ -178,7 +339,6 @@ impl DsaModelState {
         then(&mut device);
         device.queues[step.queue].running -= 1;
         self.stopped.notify_all();
-        self.doorbell.notify_all();
     }
 
     /// Cancels the work of some queues and waits until the device accesses no memory for them.
@@ -188,7 +348,7 @@ impl DsaModelState {
         queues: std::ops::Range<usize>,
     ) -> MutexGuard<'a, DeviceState> {
         device.queues[queues.clone()].iter_mut().for_each(ModelQueue::cancel);
-        self.doorbell.notify_all();
+        self.notify();
         while device.queues[queues.clone()].iter().any(|queue| queue.running > 0) {
             device = self.stopped.wait(device).unwrap_or_else(PoisonError::into_inner);
         }
@@ -197,7 +357,7 @@ impl DsaModelState {
 
     /// Waits until a queue has executed everything, unless it has stopped, and then cancels it.
     pub(super) fn drain(&self, queue: usize) {
-        let mut device = self.lock();
+        let mut device = self.lock_after_stores();
         while !device.queues[queue].is_drained()
             && !device.queues[queue].is_stalled
             && device.state == DsaState::Enabled
@@ -213,7 +373,7 @@ impl DsaModelState {
 
     /// Sets the power-on state.
     pub(super) fn power_on(&self) {
-        let device = self.lock();
+        let device = self.lock_after_stores();
         let count = device.queues.len();
         let mut device = self.stop(device, 0..count);
         device.state = DsaState::Disabled;
@@ -243,7 +403,7 @@ impl DsaModelState {
         enable_error: u32,
         refuses_reset: impl FnOnce() -> bool,
     ) -> Result<(), String> {
-        let mut device = self.lock();
+        let mut device = self.lock_after_stores();
         if device.command_polls != Some(0) {
             return Err(format!("command {value:#x} was written during another"));
         }
@@ -269,7 +429,10 @@ impl DsaModelState {
                 device.command_status = enable_error;
                 return Ok(());
             }
-            Some(DsaCommand::EnableQueue(queue)) => device.enable_queue(options, queue),
+            Some(DsaCommand::EnableQueue(queue)) => {
+                let enabled = device.enable_queue(options, queue);
+                enabled.inspect(|()| self.portals.restart(queue))
+            }
             Some(DsaCommand::ResetQueue(queue)) => match device.queues.get(queue) {
                 None => Err(command_error::QUEUE_NUMBER),
                 Some(_) if device.state != DsaState::Enabled => Err(command_error::DEVICE_DISABLED),
@@ -287,6 +450,12 @@ impl DsaModelState {
 }
 
 impl DeviceState {
+    fn record_violation(&mut self, text: String) {
+        if self.violations.len() < MAX_VIOLATIONS {
+            self.violations.push(text);
+        }
+    }
+
     fn take_step(&mut self, thread: usize) -> Option<ModelStep> {
         if self.state != DsaState::Enabled {
             return None;
