@@ -199,6 +199,10 @@ unsafe impl PortalWatcher for DsaModelShared {
         self.state.portals.memory()
     }
 
+    fn takes_direct_stores(&self) -> bool {
+        !self.options.is_polling
+    }
+
     fn wake(&self) {
         self.state.wake();
     }

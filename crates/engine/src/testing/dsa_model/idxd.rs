@@ -245,6 +245,10 @@ unsafe impl PortalWatcher for OpenQueue {
         self.kernel.shared().state.portals.page(self.queue)
     }
 
+    fn takes_direct_stores(&self) -> bool {
+        self.kernel.shared().takes_direct_stores()
+    }
+
     fn wake(&self) {
         self.kernel.shared().state.wake();
     }

@@ -196,6 +196,7 @@ impl DsaModelBuilder {
 
     /// Sets the time of every descriptor, as the fault [`DsaFaults::delay`] does, and makes the device's
     /// only engine poll: what a copy takes longer is the driver's, and the hand-over between two cores.
+    /// Descriptors are stored word by word then, which is fast on memory.
     #[must_use]
     pub fn service(mut self, time: std::time::Duration) -> Self {
         (self.is_polling, self.engines) = (true, 1);
