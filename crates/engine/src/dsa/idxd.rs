@@ -8,7 +8,7 @@ use std::sync::Arc;
 use memferry_sys::idxd::sysfs::{IdxdDevice, IdxdQueue};
 use memferry_sys::idxd::{IdxdFile, IdxdFiles, code};
 use memferry_sys::pages::page_bytes;
-use memferry_sys::portal::{PORTAL_STRIDE, Portal, PortalWords};
+use memferry_sys::portal::{PORTAL_LINES, PORTAL_STRIDE, Portal, PortalWords};
 use memferry_sys::residency;
 
 use super::descriptor::opcode;
@@ -83,7 +83,7 @@ impl IdxdQueueChoice {
 enum IdxdWay {
     /// Through the portal. Its mapping keeps the queue open, and no child inherits it; so the file
     /// is closed, which a child that is just being forked would keep open.
-    Portal(Arc<dyn Portal>),
+    Portal(Arc<Portal>),
     /// Through `write`.
     File(Box<dyn IdxdFile>),
 }
@@ -97,6 +97,7 @@ pub(super) struct IdxdWorkQueue {
     choice: IdxdQueueChoice,
     is_dedicated: bool,
     limits: QueueLimits,
+    /// The number of writes to the portal since it was mapped: its lines are used in turn.
     stores: usize,
     _slot: ChannelSlot,
 }
@@ -127,6 +128,7 @@ pub(super) fn open(
 impl IdxdWorkQueue {
     fn open_file(&mut self) -> io::Result<()> {
         let mut file = self.files.open(&self.choice.path).map_err(explain_open)?;
+        self.stores = 0;
         self.way = Some(match file.map_portal(self.is_dedicated) {
             Ok(portal) => IdxdWay::Portal(portal),
             Err(error) => {
@@ -207,7 +209,7 @@ unsafe impl WorkQueue for IdxdWorkQueue {
             None => return Err(QueueStop::Failed(CLOSED)),
         };
         for (count, descriptor) in descriptors.iter().enumerate() {
-            let line = self.stores * PORTAL_STRIDE % page_bytes();
+            let line = self.stores % PORTAL_LINES * PORTAL_STRIDE;
             self.stores = self.stores.wrapping_add(1);
             // SAFETY: the caller's guarantee. A dedicated queue has no other opener.
             let is_accepted = unsafe {

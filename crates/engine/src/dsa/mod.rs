@@ -7,6 +7,7 @@
 //! memory is pinned; and a queue of the kernel's `idxd` driver, which shares the address space of
 //! the process, so that nothing is pinned. `docs/design/dsa.md` has the reasons.
 
+mod calibration;
 mod counters;
 pub mod descriptor;
 mod factory;
@@ -45,8 +46,8 @@ use crate::contract::{
     MemoryKindSet, Opcode, OpcodeSet, OpenError, Pinner, RegistrationMode, TuningFact,
 };
 use crate::pci::{
-    ACCESS_REVOKED, ChannelInterrupt, ChannelSlots, DeviceChannel, distinct, measure, open_error,
-    open_vfio,
+    ACCESS_REVOKED, ChannelInterrupt, ChannelSlots, DeviceChannel, MeasuredChannel, distinct,
+    open_error, open_vfio,
 };
 
 const NAME: &str = "dsa";
@@ -54,7 +55,7 @@ const NAME: &str = "dsa";
 const CAPACITY: usize = 512;
 
 /// A device, and its portals.
-pub type DeviceWithPortals = (Arc<dyn DmaDevice>, Arc<dyn Portal>);
+pub type DeviceWithPortals = (Arc<dyn DmaDevice>, Arc<Portal>);
 
 /// The engine, over devices of VFIO that share their mappings, or over queues of the kernel.
 ///
@@ -183,10 +184,13 @@ impl DsaEngine {
         Ok(engine.measured())
     }
 
+    /// Measures the device, and tunes the driver by that.
     fn measured(self) -> Self {
-        let tuning = measure(&self).map_or(self.tuning, DsaTuning::measured);
+        let published = self.tuning;
+        let engine = Self { tuning: DsaTuning::unsplit(), ..self };
+        let tuning = MeasuredChannel::open(&engine).as_ref().and_then(calibration::measure);
         // The measurement is no work of a user.
-        Self { tuning, counters: Arc::default(), ..self }
+        Self { tuning: tuning.unwrap_or(published), counters: Arc::default(), ..engine }
     }
 
     /// The number of channels.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use memferry_memory::dma_mappings::DmaMappings;
 use memferry_sys::EventFd;
 use memferry_sys::device::DmaDevice;
-use memferry_sys::portal::{self, PORTAL_STRIDE, Portal, PortalWords};
+use memferry_sys::portal::{self, PORTAL_LINES, PORTAL_STRIDE, Portal, PortalWords};
 
 use super::record::status_reason;
 use super::registers::{self as r, DsaCommand, DsaState, QueueConfig};
@@ -34,7 +34,7 @@ const BROKEN: &str = "the accelerator has failed";
 #[derive(Debug)]
 pub(super) struct DsaPciDevice {
     device: Arc<dyn DmaDevice>,
-    portals: Arc<dyn Portal>,
+    portals: Arc<Portal>,
     tables: DeviceTables,
     limits: QueueLimits,
     pages: Arc<DmaMappings>,
@@ -75,7 +75,7 @@ impl DsaPciDevice {
     /// Resets the device and reads what it can do. It is configured when memory is mapped for it.
     pub(super) fn new(
         device: Arc<dyn DmaDevice>,
-        portals: Arc<dyn Portal>,
+        portals: Arc<Portal>,
         pages: Arc<DmaMappings>,
     ) -> io::Result<Self> {
         let (tables, limits) = read_capabilities(&*device)?;
@@ -254,7 +254,7 @@ pub(super) struct PciWorkQueue {
     queue: usize,
     /// The resets of the device when the queue was enabled.
     resets: u64,
-    /// The number of writes to the portal.
+    /// The number of writes to the portal since the queue was enabled: its lines are used in turn.
     stores: usize,
     /// Dropped last: another queue may use the number only after this one is stopped.
     _slot: ChannelSlot,
@@ -293,7 +293,7 @@ unsafe impl WorkQueue for PciWorkQueue {
             return Err(QueueStop::WasReset);
         }
         for descriptor in descriptors {
-            let line = self.stores * PORTAL_STRIDE % (r::PORTAL_BYTES / 4);
+            let line = self.stores % PORTAL_LINES * PORTAL_STRIDE;
             self.stores = self.stores.wrapping_add(1);
             // SAFETY: the queue is this value's alone; the caller guarantees the descriptor.
             unsafe {
@@ -347,7 +347,7 @@ unsafe impl WorkQueue for PciWorkQueue {
             }
             state.enabled[self.queue] = true;
         }
-        self.resets = state.resets;
+        (self.resets, self.stores) = (state.resets, 0);
         !state.is_broken
     }
 

@@ -1,10 +1,11 @@
-//! The values by which the driver is tuned: from the line that is measured when devices are opened,
-//! and from published measurements where none is.
+//! The values by which the driver is tuned: those that are measured when devices are opened, and
+//! published ones where none are.
 //!
 //! The published ones are the raw data of LightDSA (one device, a shared queue): a descriptor costs
 //! about 1.15 µs by itself, copies reach 28 GB/s, and those of 4 KiB to targets that are not aligned to
 //! 64 bytes a fifth of that; in a batch of 32 a descriptor costs a small part of one by itself.
 
+use super::calibration::DsaFactors;
 use crate::completion::polling::MAX_POLLED_NS;
 use crate::contract::{CostLine, TuningFact, TuningOrigin};
 
@@ -37,7 +38,37 @@ pub fn published_tuning() -> Vec<TuningFact> {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct DsaTuning {
     pub(super) line: CostLine,
-    is_measured: bool,
+    line_origin: TuningOrigin,
+    /// How many times as long a copy takes whose target is not aligned.
+    unaligned_factor: TunedValue,
+    /// The part of a descriptor's cost that a second one in the same batch has.
+    batched_part: TunedValue,
+    /// Whether descriptors with unaligned targets are split at all.
+    splits: bool,
+}
+
+/// A value, and where it is from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct TunedValue {
+    value: f64,
+    origin: TuningOrigin,
+}
+
+impl TunedValue {
+    const fn published(value: f64) -> Self {
+        Self { value, origin: TuningOrigin::Literature }
+    }
+
+    /// What was measured, if that was clear.
+    fn or_published(measured: Option<f64>, published: f64) -> Self {
+        let measured = measured.map(|value| Self { value, origin: TuningOrigin::Measured });
+        measured.unwrap_or(Self::published(published))
+    }
+
+    /// The reason of a value that is measured or published.
+    fn reason(self, measured: &'static str, published: &'static str) -> &'static str {
+        if self.origin == TuningOrigin::Measured { measured } else { published }
+    }
 }
 
 /// What the devices and the driver are.
@@ -54,28 +85,49 @@ pub(super) struct DsaProperties {
 impl DsaTuning {
     /// By published measurements.
     pub(super) const fn published() -> Self {
-        Self { line: PUBLISHED, is_measured: false }
+        Self {
+            line: PUBLISHED,
+            line_origin: TuningOrigin::Literature,
+            unaligned_factor: TunedValue::published(UNALIGNED_FACTOR),
+            batched_part: TunedValue::published(BATCHED_PART),
+            splits: true,
+        }
     }
 
-    /// By a line that was measured on the device.
-    pub(super) const fn measured(line: CostLine) -> Self {
-        Self { line, is_measured: true }
+    /// For measurements: every descriptor goes to the device as it is.
+    pub(super) const fn unsplit() -> Self {
+        Self { splits: false, ..Self::published() }
+    }
+
+    /// By what was measured on the device.
+    pub(super) fn measured(line: CostLine, factors: DsaFactors) -> Self {
+        let DsaFactors { unaligned_factor, batched_part } = factors;
+        Self {
+            line,
+            line_origin: TuningOrigin::Measured,
+            unaligned_factor: TunedValue::or_published(unaligned_factor, UNALIGNED_FACTOR),
+            batched_part: TunedValue::or_published(batched_part, BATCHED_PART),
+            splits: true,
+        }
     }
 
     /// The length from which the bytes before the first whole cache line of a target are a descriptor
     /// of their own: where what an unaligned copy takes longer exceeds the second descriptor.
     pub(super) fn aligned_from_bytes(&self) -> u64 {
+        if !self.splits {
+            return u64::MAX;
+        }
         let CostLine { startup_ns, ns_per_byte } = self.line;
-        let lost_ns_per_byte = (UNALIGNED_FACTOR - 1.0) * ns_per_byte.max(f64::MIN_POSITIVE);
-        let bytes = BATCHED_PART * startup_ns / lost_ns_per_byte;
+        let lost_ns_per_byte = (self.unaligned_factor.value - 1.0) * ns_per_byte;
+        let bytes = self.batched_part.value * startup_ns / lost_ns_per_byte.max(f64::MIN_POSITIVE);
         let (min, max) = ALIGNED_FROM;
         (bytes as u64).clamp(min, max).next_power_of_two()
     }
 
     /// All values, with their reasons.
     pub(super) fn facts(&self, device: DsaProperties) -> Vec<TuningFact> {
-        let origin =
-            if self.is_measured { TuningOrigin::Measured } else { TuningOrigin::Literature };
+        let origin = self.line_origin;
+        let (factor, part) = (self.unaligned_factor, self.batched_part);
         let fact = |name, value: f64, text: String, origin, reason| TuningFact {
             name,
             value,
@@ -106,19 +158,27 @@ impl DsaTuning {
             ),
             fact(
                 "unaligned_factor",
-                UNALIGNED_FACTOR,
-                format!("{UNALIGNED_FACTOR}"),
-                TuningOrigin::Literature,
-                "so many times as long takes a copy whose target is not aligned to 64 bytes: 4 KiB at \
-                 5.5 GB/s, and not at 28.3",
+                factor.value,
+                factor.value.to_string(),
+                factor.origin,
+                factor.reason(
+                    "so many times as long takes each byte of a copy whose target is not aligned to 64 \
+                     bytes, by copies of 4032 bytes (from 1 to 32)",
+                    "so many times as long takes a copy whose target is not aligned to 64 bytes: 4 KiB at \
+                     5.5 GB/s, and not at 28.3",
+                ),
             ),
             fact(
                 "batched_part",
-                BATCHED_PART,
-                format!("{BATCHED_PART}"),
-                TuningOrigin::Literature,
-                "the part of descriptor_ns that a second descriptor in a batch is taken to cost: an upper \
-                 bound of ours, 0.04 is published for batches of 32",
+                part.value,
+                part.value.to_string(),
+                part.origin,
+                part.reason(
+                    "the part of descriptor_ns that each further descriptor in a batch costs, by batches \
+                     of 16 (from 0.01 to 1)",
+                    "the part of descriptor_ns that a second descriptor in a batch is taken to cost: an \
+                     upper bound of ours, 0.04 is published for batches of 32",
+                ),
             ),
             bytes(
                 "aligned_from_bytes",
@@ -222,7 +282,9 @@ mod tests {
 
     #[test]
     fn every_constant_of_a_threshold_is_a_fact_with_its_number() {
-        let measured = DsaTuning::measured(CostLine::from_bandwidth(800.0, 20.0));
+        let line = CostLine::from_bandwidth(800.0, 20.0);
+        let factors = DsaFactors { unaligned_factor: Some(2.5), batched_part: Some(0.5) };
+        let measured = DsaTuning::measured(line, factors);
         let facts = measured.facts(DEVICE);
         let of = |name: &str| facts.iter().find(|fact| fact.name == name).unwrap();
         // From what the facts show, the threshold can be computed.
@@ -232,28 +294,43 @@ mod tests {
         assert_eq!(of("aligned_from_bytes").value, threshold as f64);
         let polled = (of("polled_ns").value - 800.0) * 20.0;
         assert!((of("interrupt_bytes").value - polled).abs() < 1.0, "{facts:?}");
-        for name in ["unaligned_factor", "batched_part"] {
-            assert_eq!(of(name).origin, TuningOrigin::Literature, "{name}");
-        }
-        assert_eq!(
-            (of("unaligned_factor").text.as_str(), of("batched_part").text.as_str()),
-            ("5", "0.25")
-        );
+        let shown = |facts: &[TuningFact], name: &str| {
+            let fact = facts.iter().find(|fact| fact.name == name).unwrap();
+            (fact.text.clone(), fact.origin)
+        };
+        assert_eq!(shown(&facts, "unaligned_factor"), ("2.5".into(), TuningOrigin::Measured));
+        assert_eq!(shown(&facts, "batched_part"), ("0.5".into(), TuningOrigin::Measured));
+        // What was not clear stays as it is published, and says so.
+        let facts = DsaTuning::measured(line, DsaFactors::default()).facts(DEVICE);
+        assert_eq!(shown(&facts, "unaligned_factor"), ("5".into(), TuningOrigin::Literature));
+        assert_eq!(shown(&facts, "batched_part"), ("0.25".into(), TuningOrigin::Literature));
+        assert_eq!(shown(&facts, "descriptor_ns"), ("800 ns".into(), TuningOrigin::Measured));
         let published = published_tuning();
         assert!(published.iter().any(|fact| fact.name == "batched_part"), "{published:?}");
     }
 
     #[test]
-    fn thresholds_follow_the_measured_line_within_limits() {
-        let line = |startup_ns, gb_per_s| {
-            DsaTuning::measured(CostLine::from_bandwidth(startup_ns, gb_per_s))
+    fn thresholds_follow_what_is_measured_within_limits() {
+        let measured = |startup_ns, gb_per_s, factors| {
+            DsaTuning::measured(CostLine::from_bandwidth(startup_ns, gb_per_s), factors)
         };
+        let line = |startup_ns, gb_per_s| measured(startup_ns, gb_per_s, DsaFactors::default());
         assert!(line(4000.0, 28.0).aligned_from_bytes() > 2048);
         assert!(line(1150.0, 7.0).aligned_from_bytes() < 2048);
         assert_eq!(line(0.0, 28.0).aligned_from_bytes(), 512);
         assert_eq!(line(1e9, 28.0).aligned_from_bytes(), 64 << 10);
-        let zero = DsaTuning::measured(CostLine { startup_ns: 1.0, ns_per_byte: 0.0 });
+        let nothing = CostLine { startup_ns: 1.0, ns_per_byte: 0.0 };
+        let zero = DsaTuning::measured(nothing, DsaFactors::default());
         assert_eq!(zero.aligned_from_bytes(), 64 << 10);
+        let with = |unaligned_factor, batched_part| {
+            measured(1150.0, 28.0, DsaFactors { unaligned_factor, batched_part })
+                .aligned_from_bytes()
+        };
+        assert_eq!([with(None, None), with(Some(5.0), Some(0.25))], [2048; 2]);
+        assert!(with(Some(1.5), None) > 2048 && with(Some(20.0), None) < 2048);
+        assert!(with(None, Some(0.9)) > 2048 && with(None, Some(0.04)) < 2048);
+        assert_eq!(with(Some(1.0), None), 64 << 10, "alignment gains nothing");
+        assert_eq!(DsaTuning::unsplit().aligned_from_bytes(), u64::MAX);
         assert!(line(500.0, 20.0).facts(DEVICE).iter().all(|fact| !fact.reason.is_empty()));
     }
 }

@@ -32,7 +32,7 @@ pub(crate) use {
     channel_slots::{ChannelSlot, ChannelSlots},
     factory::{PciFactory, is_address},
     hardware::{HardwareQueue, HwStatus, PostResult},
-    measure::measure,
+    measure::{MeasuredChannel, MeasuredCopy, measure},
     memory::{CoherentMemory, DmaArray},
     open::{ACCESS_REVOKED, distinct, open_all, open_error, open_vfio, poll_until},
     reset_guard::ResetGuard,

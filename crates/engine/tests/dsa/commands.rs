@@ -96,7 +96,7 @@ fn a_submission_does_not_wait_for_the_reset_of_another_queue() {
     let model = DsaModel::new();
     let (state, changed) = (Mutex::default(), Condvar::new());
     let device = Arc::new(HeldDevice { model: model.clone(), state, changed });
-    let devices: [DeviceWithPortals; 1] = [(device.clone(), model.clone())];
+    let devices: [DeviceWithPortals; 1] = [(device.clone(), model.portals())];
     // SAFETY: a device that forwards to a model; no other code writes its registers.
     let engine = Arc::new(unsafe { DsaEngine::over(&devices) }.unwrap());
     let (first, second) = (DsaRig::new(engine.clone()), DsaRig::new(engine));

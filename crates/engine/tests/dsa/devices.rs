@@ -61,6 +61,23 @@ fn the_bytes_before_the_first_whole_line_of_a_target_are_a_descriptor_of_their_o
 }
 
 #[test]
+fn more_descriptors_than_a_portal_has_lines_are_all_taken() {
+    // One queue with an entry for each line of its portal, whose engines sleep, or poll.
+    let sleeping = DsaModel::builder().queues(1).without(opcode::BATCH);
+    for builder in [sleeping.clone(), sleeping.service(Duration::from_micros(1))] {
+        let (model, rig) = rig(builder);
+        let before = model.counters().doorbells;
+        for _ in 0..3 {
+            rig.copy_all((0..250).map(|number| (4096 * number, 64)));
+        }
+        assert!((0..250).all(|number| rig.is_copied(4096 * number, 64)));
+        assert_eq!(model.counters().doorbells - before, 750);
+        assert_eq!(rig.channel.statistics().failed, 0);
+        assert_clean(&model, rig);
+    }
+}
+
+#[test]
 fn a_device_without_batches_gets_every_descriptor_by_itself() {
     let (model, rig) = rig(DsaModel::builder().without(opcode::BATCH));
     rig.copy_all((0..64).map(|number| (4096 * number, 256)));

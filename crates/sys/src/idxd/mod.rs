@@ -22,7 +22,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, mmap, munmap};
 
 use crate::fork::{CloseOnFork, OwnerProcess};
 use crate::pages::page_bytes;
-use crate::portal::{self, PORTAL_STRIDE, Portal, PortalWords};
+use crate::portal::{self, Portal, PortalWords};
 
 pub use obstacle::QueueObstacle;
 
@@ -67,7 +67,7 @@ pub trait IdxdFile: Send + Debug {
     /// # Errors
     /// `EPERM` if the kernel demands a capability for it; or the processor does not have the
     /// instruction.
-    fn map_portal(&mut self, is_dedicated: bool) -> io::Result<Arc<dyn Portal>>;
+    fn map_portal(&mut self, is_dedicated: bool) -> io::Result<Arc<Portal>>;
 
     /// Submits descriptors by a call of the kernel; returns how many were accepted, at least one.
     ///
@@ -96,7 +96,7 @@ impl IdxdFiles for KernelIdxdFiles {
 struct KernelIdxdFile(CloseOnFork);
 
 impl IdxdFile for KernelIdxdFile {
-    fn map_portal(&mut self, is_dedicated: bool) -> io::Result<Arc<dyn Portal>> {
+    fn map_portal(&mut self, is_dedicated: bool) -> io::Result<Arc<Portal>> {
         portal::check_instruction(is_dedicated)?;
         let (rights, bytes) = (ProtFlags::WRITE, page_bytes());
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
@@ -104,12 +104,14 @@ impl IdxdFile for KernelIdxdFile {
             mmap(std::ptr::null_mut(), bytes, rights, MapFlags::SHARED, self.0.as_fd(), 0)
         }?;
         let page = NonNull::new(page.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        let portal = MappedPortal { page, is_dedicated, owner: OwnerProcess::current() };
+        let mapping = MappedPage { page, owner: OwnerProcess::current() };
         // The driver excludes its mappings from children itself; this does not rely on it, because a
         // child that had the mapping would keep the queue open.
         // SAFETY: the mapping is this value's, and no child needs it.
         unsafe { rustix::mm::madvise(page.as_ptr().cast(), bytes, Advice::LinuxDontFork) }?;
-        Ok(Arc::new(portal))
+        // SAFETY: a page that is mapped for writing as long as the mapping exists; the instruction was
+        // checked above.
+        Ok(Arc::new(unsafe { Portal::mapped(page, bytes, is_dedicated, Box::new(mapping)) }))
     }
 
     unsafe fn write(&mut self, descriptors: &[PortalWords]) -> io::Result<usize> {
@@ -136,42 +138,17 @@ impl IdxdFile for KernelIdxdFile {
 
 /// One page of the device. It is not mapped in forked children.
 #[derive(Debug)]
-struct MappedPortal {
+struct MappedPage {
     page: NonNull<u8>,
-    /// Which of the two instructions the processor has.
-    is_dedicated: bool,
     owner: OwnerProcess,
 }
 
-// SAFETY: this value owns the mapping, and any thread may write to it: each access is one
-// instruction.
-unsafe impl Send for MappedPortal {}
+// SAFETY: this value owns the mapping, and does nothing but unmap it.
+unsafe impl Send for MappedPage {}
 // SAFETY: as above.
-unsafe impl Sync for MappedPortal {}
+unsafe impl Sync for MappedPage {}
 
-impl MappedPortal {
-    fn line(&self, at: usize) -> *mut u8 {
-        // SAFETY: inside the page, and aligned to a line.
-        unsafe { self.page.as_ptr().add((at % page_bytes()) & !(PORTAL_STRIDE - 1)) }
-    }
-}
-
-impl Portal for MappedPortal {
-    unsafe fn store(&self, at: usize, descriptor: &PortalWords) {
-        if self.owner.is_current() && self.is_dedicated {
-            // SAFETY: a line of the mapped page; `map_portal` has checked the instruction.
-            unsafe { portal::store(self.line(at), descriptor) };
-        }
-    }
-
-    unsafe fn enqueue(&self, at: usize, descriptor: &PortalWords) -> bool {
-        let is_possible = self.owner.is_current() && !self.is_dedicated;
-        // SAFETY: as above.
-        is_possible && unsafe { portal::enqueue(self.line(at), descriptor) }
-    }
-}
-
-impl Drop for MappedPortal {
+impl Drop for MappedPage {
     fn drop(&mut self) {
         if self.owner.is_current() {
             // SAFETY: this value owns the mapping, and no pointer into it exists.
@@ -183,6 +160,7 @@ impl Drop for MappedPortal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::portal::PORTAL_STRIDE;
 
     #[test]
     fn a_queue_that_is_not_there_cannot_be_opened() {
@@ -202,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_portal_is_one_page_and_offsets_stay_inside_it() {
+    fn a_portal_is_a_page_that_needs_no_file_and_no_child_has() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(page_bytes() as u64).unwrap();
         let mut queue = KernelIdxdFiles.open(file.path()).unwrap();
@@ -219,9 +197,9 @@ mod tests {
         let flags = mapping.find(|line| line.starts_with("VmFlags:")).unwrap();
         assert!(flags.split_whitespace().any(|flag| flag == "dc"), "{flags}");
         // SAFETY: no device reads the file.
-        unsafe { portal.store(page_bytes() + 3 * PORTAL_STRIDE, &[7; 8]) };
+        unsafe { portal.store(2 * PORTAL_STRIDE, &[7; 8]) };
         drop(portal);
         let bytes = std::fs::read(file.path()).unwrap();
-        assert_eq!((bytes[191], bytes[192], bytes[255], bytes[256]), (0, 7, 0, 0));
+        assert_eq!((bytes[127], bytes[128], bytes[184], bytes[192]), (0, 7, 7, 0));
     }
 }

@@ -121,10 +121,10 @@ impl VfioDevice {
     ///
     /// # Errors
     /// The device has none, or this processor does not have the instruction that writes them.
-    pub fn portals(&self) -> Result<Arc<dyn Portal>, VfioError> {
+    pub fn portals(&self) -> Result<Arc<Portal>, VfioError> {
         portal::check_instruction(true).map_err(refused("writing to a portal"))?;
         let region = self.file.bar2().map_err(refused("locating the portals"))?;
-        Ok(Arc::new(map_region(&self.file, region, &self.name)?))
+        Ok(Arc::new(map_region(&self.file, region, &self.name)?.into_portals()))
     }
 
     /// Maps and unmaps a page, so that missing permissions and limits are reported by `open`.

@@ -9,7 +9,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::fork::OwnerProcess;
 use crate::pages::page_bytes;
-use crate::portal::{self, Portal, PortalWords};
+use crate::portal::Portal;
 
 /// Registers, unmapped on drop. They are not mapped in forked children, where reads return all
 /// ones, as from a removed device, and writes have no effect.
@@ -45,6 +45,14 @@ impl Registers {
         Ok(registers)
     }
 
+    /// The region as submission portals, of dedicated queues: shared ones need the address space of a
+    /// process. The caller has checked that the processor has the instruction.
+    pub(super) fn into_portals(self) -> Portal {
+        // SAFETY: the region is mapped for writing, from the start of a page on, as long as this value
+        // exists.
+        unsafe { Portal::mapped(self.start, self.bytes, true, Box::new(self)) }
+    }
+
     /// The address of a register, or `None` in a forked child.
     ///
     /// # Panics
@@ -60,23 +68,6 @@ impl Registers {
         );
         // SAFETY: the result is inside the mapping, as asserted.
         (self.owner.is_current()).then(|| unsafe { self.start.add(at).cast() })
-    }
-}
-
-/// The submission portals of a device: a mapping like that of its registers.
-impl Portal for Registers {
-    unsafe fn store(&self, at: usize, descriptor: &PortalWords) {
-        let Some(portal) = self.at::<PortalWords>(at) else { return };
-        // SAFETY: an aligned portal inside the mapping; `VfioDevice::portals` has checked the
-        // instruction.
-        unsafe { portal::store(portal.as_ptr().cast(), descriptor) };
-    }
-
-    unsafe fn enqueue(&self, at: usize, descriptor: &PortalWords) -> bool {
-        // SAFETY: the caller's guarantee. A device of VFIO has no shared queues: they need the
-        // address space of a process.
-        unsafe { self.store(at, descriptor) };
-        true
     }
 }
 

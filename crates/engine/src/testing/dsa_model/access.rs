@@ -1,12 +1,12 @@
 //! Accesses to registers and portals, and the protocol violations among them.
 
+use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
-use memferry_sys::portal::{PORTAL_STRIDE, PortalWords};
+use memferry_sys::portal::{PortalWatcher, PortalWords};
 use memferry_sys::sync::lock;
 
 use super::DsaModelShared;
-use crate::dsa::record::status;
 use crate::dsa::registers::{self as r, DsaState};
 
 /// The maximum number of recorded violations.
@@ -31,9 +31,10 @@ enum RegisterTarget {
 impl DsaModelShared {
     /// Reads a register of `width` bytes.
     pub(super) fn read(&self, at: usize, width: usize) -> u64 {
-        if self.is_removed.load(Ordering::SeqCst) {
+        if self.state.is_removed.load(Ordering::SeqCst) {
             return u64::MAX;
         }
+        drop(self.state.lock_after_stores());
         match self.decode(at, width) {
             Ok(RegisterTarget::Register(r::CMDSTS)) => u64::from(self.state.command_status()),
             Ok(RegisterTarget::Register(register)) => self.read_register(register),
@@ -53,9 +54,10 @@ impl DsaModelShared {
 
     /// Writes a register of `width` bytes.
     pub(super) fn write(&self, at: usize, width: usize, value: u64) {
-        if self.is_removed.load(Ordering::SeqCst) {
+        if self.state.is_removed.load(Ordering::SeqCst) {
             return;
         }
+        drop(self.state.lock_after_stores());
         let written = self.decode(at, width).and_then(|target| match target {
             RegisterTarget::Register(register) => self.write_register(register, value),
             RegisterTarget::Group(group, word) => {
@@ -170,49 +172,42 @@ impl DsaModelShared {
         }
     }
 
-    /// Receives a descriptor at the portal of a queue; returns whether it was accepted.
-    pub(super) fn submit(&self, at: usize, words: &PortalWords, is_store: bool) -> bool {
-        if self.is_removed.load(Ordering::SeqCst) {
-            return true;
+    /// Receives a descriptor that does not come through the page of a queue, but by `enqcmd` or a call of
+    /// the kernel; returns whether it was accepted.
+    pub(super) fn submit(&self, queue: usize, words: &PortalWords, is_store: bool) -> bool {
+        let refuses = !is_store && lock(&self.script).refuses_submission();
+        let mut device = self.state.lock_after_stores();
+        if refuses {
+            device.queues[queue].counters.refused += 1;
+            return false;
         }
-        let queue = at / r::PORTAL_BYTES;
-        if queue >= self.options.queues || !at.is_multiple_of(PORTAL_STRIDE) {
-            self.record_violation(format!("there is no portal at {at:#x}"));
-            return true;
-        }
-        self.submit_to(queue, words, is_store)
+        self.state.accept(&mut device, queue, *words, is_store)
     }
 
-    /// Receives a descriptor for a queue. A queue without space refuses it, or drops it if it was
-    /// a store.
-    pub(super) fn submit_to(&self, queue: usize, words: &PortalWords, is_store: bool) -> bool {
-        if !is_store && lock(&self.script).refuses_submission() {
-            self.state.lock().queues[queue].counters.refused += 1;
-            return false;
+    /// Receives what is enqueued to a queue, and answers whether it has space.
+    pub(super) fn enqueue(&self, queue: usize, words: &PortalWords) -> bool {
+        if self.state.lock().queues[queue].config().is_dedicated {
+            self.record_violation("a descriptor was enqueued to a dedicated queue".into());
         }
-        let mut device = self.state.lock();
-        if device.state == DsaState::Halted {
-            // The submitter cannot know.
-            return true;
-        }
-        let found = &mut device.queues[queue];
-        let is_full = found.occupancy() >= usize::from(found.config().size);
-        if !found.is_enabled || (is_full && is_store) {
-            let why = if found.is_enabled { "is full" } else { "is not enabled" };
-            device.software_error = r::SWERR_VALID
-                | r::SWERR_QUEUE_VALID
-                | u64::from(status::DESCRIPTOR_COUNT) << r::SWERR_CODE_SHIFT
-                | (queue as u64) << r::SWERR_QUEUE_SHIFT;
-            drop(device);
-            self.record_violation(format!("a descriptor was stored to queue {queue}, which {why}"));
-            return true;
-        }
-        if is_full {
-            found.counters.refused += 1;
-            return false;
-        }
-        found.counters.doorbells += 1;
-        self.state.push(&mut device, queue, *words);
-        true
+        self.submit(queue, words, false)
+    }
+}
+
+// SAFETY: the pages exist as long as the state, and the state accesses them by atomic words.
+unsafe impl PortalWatcher for DsaModelShared {
+    fn memory(&self) -> (NonNull<u8>, usize) {
+        self.state.portals.memory()
+    }
+
+    fn takes_direct_stores(&self) -> bool {
+        !self.options.is_polling
+    }
+
+    fn wake(&self) {
+        self.state.wake();
+    }
+
+    fn enqueue(&self, at: usize, descriptor: &PortalWords) -> bool {
+        self.enqueue(at / r::PORTAL_BYTES, descriptor)
     }
 }

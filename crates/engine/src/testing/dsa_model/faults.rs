@@ -31,6 +31,8 @@ pub struct DsaFaults {
     pub enable_error: u32,
     /// The additional time of every descriptor.
     pub delay: Duration,
+    /// The additional time of descriptors whose targets are not aligned to 64 bytes.
+    pub unaligned_delay: Duration,
     /// The number of resets, of queues or of the device, that do not end.
     pub refused_resets: u32,
     /// The device is removed: its registers read as ones, and it executes nothing. A device that
@@ -59,6 +61,7 @@ impl Default for DsaFaults {
             write_error: 0,
             enable_error: 0,
             delay: Duration::ZERO,
+            unaligned_delay: Duration::ZERO,
             refused_resets: 0,
             is_removed: false,
             refuses_maps: FaultSchedule::Never,
@@ -118,9 +121,11 @@ impl DsaFaultScript {
         Self { patience: faults.patience(), faults, ..Self::default() }
     }
 
-    pub(super) fn next_descriptor(&mut self) -> InjectedFault {
+    /// The fault at the next descriptor, whose target is aligned or not.
+    pub(super) fn next_descriptor(&mut self, is_aligned: bool) -> InjectedFault {
         self.descriptors += 1;
         let (faults, number) = (self.faults, self.descriptors);
+        let unaligned_delay = if is_aligned { Duration::ZERO } else { faults.unaligned_delay };
         if faults.stalls.matches(number) {
             InjectedFault::Stalls
         } else if faults.halts.matches(number) {
@@ -130,7 +135,7 @@ impl DsaFaultScript {
         } else if faults.page_faults.matches(number) {
             InjectedFault::StopsHalfWay
         } else {
-            InjectedFault::Runs { delay: faults.delay }
+            InjectedFault::Runs { delay: faults.delay + unaligned_delay }
         }
     }
 

@@ -3,13 +3,14 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use memferry_sys::device::DmaDevice;
 use memferry_sys::idxd::sysfs::IdxdBus;
 use memferry_sys::idxd::{IdxdFile, IdxdFiles, code};
-use memferry_sys::portal::{Portal, PortalWords};
+use memferry_sys::portal::{Portal, PortalWatcher, PortalWords};
 use memferry_sys::sync::lock;
 
 use super::memory::DsaModelMemory;
@@ -242,6 +243,26 @@ impl Drop for OpenQueue {
     }
 }
 
+// SAFETY: the page exists as long as the device, which the queue keeps, and the device accesses it by
+// atomic words.
+unsafe impl PortalWatcher for OpenQueue {
+    fn memory(&self) -> (NonNull<u8>, usize) {
+        self.kernel.shared().state.portals.page(self.queue)
+    }
+
+    fn takes_direct_stores(&self) -> bool {
+        self.kernel.shared().takes_direct_stores()
+    }
+
+    fn wake(&self) {
+        self.kernel.shared().state.wake();
+    }
+
+    fn enqueue(&self, _at: usize, descriptor: &PortalWords) -> bool {
+        self.kernel.shared().enqueue(self.queue, descriptor)
+    }
+}
+
 /// The file of an open queue.
 #[derive(Debug)]
 struct IdxdModelFile {
@@ -249,7 +270,7 @@ struct IdxdModelFile {
 }
 
 impl IdxdFile for IdxdModelFile {
-    fn map_portal(&mut self, is_dedicated: bool) -> io::Result<Arc<dyn Portal>> {
+    fn map_portal(&mut self, is_dedicated: bool) -> io::Result<Arc<Portal>> {
         let options = &self.open.kernel.options;
         if !options.may_map {
             return Err(io::Error::from_raw_os_error(code::EPERM));
@@ -258,7 +279,8 @@ impl IdxdFile for IdxdModelFile {
             let violation = "a portal was mapped for the wrong mode";
             self.open.kernel.shared().record_violation(violation.into());
         }
-        Ok(Arc::new(IdxdModelPortal(self.open.clone())))
+        self.open.kernel.shared().state.portals.restart(self.open.queue);
+        Ok(Arc::new(Portal::watched(self.open.clone())))
     }
 
     unsafe fn write(&mut self, descriptors: &[PortalWords]) -> io::Result<usize> {
@@ -276,7 +298,7 @@ impl IdxdFile for IdxdModelFile {
             } else if is_refused || !is_aligned {
                 shared.record_violation("a batch, or a record out of line, was written".into());
                 Some(code::EINVAL)
-            } else if !shared.submit_to(*queue, words, kernel.options.is_dedicated) {
+            } else if !shared.submit(*queue, words, kernel.options.is_dedicated) {
                 Some(code::EAGAIN)
             } else {
                 None
@@ -294,28 +316,5 @@ impl IdxdFile for IdxdModelFile {
 impl Drop for IdxdModelFile {
     fn drop(&mut self) {
         self.open.kernel.descriptors.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-#[derive(Debug)]
-struct IdxdModelPortal(Arc<OpenQueue>);
-
-impl Portal for IdxdModelPortal {
-    unsafe fn store(&self, _at: usize, descriptor: &PortalWords) {
-        let OpenQueue { kernel, queue } = &*self.0;
-        let shared = kernel.shared();
-        if !kernel.options.is_dedicated {
-            shared.record_violation("a descriptor was stored to a shared queue".into());
-        }
-        shared.submit_to(*queue, descriptor, true);
-    }
-
-    unsafe fn enqueue(&self, _at: usize, descriptor: &PortalWords) -> bool {
-        let OpenQueue { kernel, queue } = &*self.0;
-        let shared = kernel.shared();
-        if kernel.options.is_dedicated {
-            shared.record_violation("a descriptor was enqueued to a dedicated queue".into());
-        }
-        shared.submit_to(*queue, descriptor, false)
     }
 }

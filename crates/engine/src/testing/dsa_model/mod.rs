@@ -1,7 +1,8 @@
 //! A model of a DSA device, for machines without one.
 //!
 //! It is a device to its driver: registers and tables of the right widths, portals, and threads
-//! that execute descriptors in any order. It is strict: it accesses only memory that was mapped for
+//! that execute descriptors in any order. The portals are pages of memory that the threads watch; only
+//! `enqcmd`, whose answer comes from a device, is a call. It is strict: it accesses only memory that was mapped for
 //! it, every page of that at an address of its own; it rejects what a real device might execute
 //! wrongly; and it records protocol violations of the driver
 //! ([`DsaModel::protocol_violations`]). [`DsaFaults`] injects the failures of devices.
@@ -17,6 +18,7 @@ pub(crate) mod crc;
 mod faults;
 mod idxd;
 mod memory;
+mod portals;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -24,14 +26,14 @@ mod worker;
 
 use std::io;
 use std::ops::Add;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use memferry_sys::EventFd;
 use memferry_sys::device::{DmaDevice, DmaDirection, Width};
 use memferry_sys::pages::page_bytes;
-use memferry_sys::portal::{Portal, PortalWords};
+use memferry_sys::portal::{PORTAL_LINES, Portal};
 use memferry_sys::residency;
 use memferry_sys::sync::lock;
 
@@ -53,7 +55,7 @@ impl DsaEngine {
     pub fn over_model(model: Arc<DsaModel>) -> io::Result<Self> {
         // SAFETY: a model behaves as it should, and callers that write its registers or end its
         // mappings give the guarantees of those unsafe calls.
-        unsafe { Self::over(&[(model.clone(), model)]) }
+        unsafe { Self::over(&[(model.clone(), model.portals())]) }
     }
 }
 
@@ -116,6 +118,7 @@ pub struct DsaModelBuilder {
     tables_at: usize,
     opcodes: u64,
     is_contiguous: bool,
+    is_polling: bool,
     faults: DsaFaults,
 }
 
@@ -127,7 +130,7 @@ impl DsaModelBuilder {
         self
     }
 
-    /// Sets the number of descriptors of all queues together; 64 by default.
+    /// Sets the number of descriptors of all queues together, at most 64 for each; 64 by default.
     #[must_use]
     pub fn total_size(mut self, size: u32) -> Self {
         self.total_size = size;
@@ -191,6 +194,16 @@ impl DsaModelBuilder {
         self
     }
 
+    /// Sets the time of every descriptor, as the fault [`DsaFaults::delay`] does, and makes the device's
+    /// only engine poll: what a copy takes longer is the driver's, and the hand-over between two cores.
+    /// Descriptors are stored word by word then, which is fast on memory.
+    #[must_use]
+    pub fn service(mut self, time: std::time::Duration) -> Self {
+        (self.is_polling, self.engines) = (true, 1);
+        self.faults.delay = time;
+        self
+    }
+
     /// Sets the initial faults.
     #[must_use]
     pub fn faults(mut self, faults: DsaFaults) -> Self {
@@ -201,20 +214,21 @@ impl DsaModelBuilder {
     /// Creates the device, with a thread for each engine.
     ///
     /// # Panics
-    /// If a thread cannot be started.
+    /// If a thread cannot be started, or queues have more entries than their portals have lines.
     pub fn build(self) -> Arc<DsaModel> {
         let memory = DsaModelMemory::Mapped(IovaMemory::new(self.is_contiguous));
         self.build_over(memory)
     }
 
     fn build_over(self, memory: DsaModelMemory) -> Arc<DsaModel> {
+        let lines = self.queues * PORTAL_LINES;
+        assert!(self.total_size as usize <= lines, "a portal has a line for each entry");
         let shared = Arc::new(DsaModelShared {
-            state: DsaModelState::new(self.queues, self.groups),
+            state: DsaModelState::new(self.queues, self.groups, self.is_polling),
             memory,
             script: Mutex::new(DsaFaultScript::new(self.faults)),
             violations: Mutex::default(),
             interrupts: ModelInterrupts::default(),
-            is_removed: AtomicBool::new(false),
             options: self,
         });
         let spawn = |number| {
@@ -273,7 +287,6 @@ struct DsaModelShared {
     script: Mutex<DsaFaultScript>,
     violations: Mutex<Vec<String>>,
     interrupts: ModelInterrupts,
-    is_removed: AtomicBool,
 }
 
 impl DsaModel {
@@ -311,6 +324,7 @@ impl DsaModel {
             tables_at: access::QUEUES_AT,
             opcodes: known.iter().fold(0, |bits, opcode| bits | 1 << opcode),
             is_contiguous: true,
+            is_polling: false,
             faults: DsaFaults::default(),
         }
     }
@@ -326,13 +340,20 @@ impl DsaModel {
         let shared = &self.shared;
         if faults.is_removed {
             // Before the rest of the script, so that nothing runs without the earlier faults.
-            shared.is_removed.store(true, Ordering::SeqCst);
+            shared.state.is_removed.store(true, Ordering::SeqCst);
             shared.state.power_on();
         }
         *lock(&shared.script) = DsaFaultScript::new(faults);
         if !faults.is_removed {
-            shared.is_removed.store(false, Ordering::SeqCst);
+            // What was stored until now is lost.
+            let _device = shared.state.lock_after_stores();
+            shared.state.is_removed.store(false, Ordering::SeqCst);
         }
+    }
+
+    /// The portals: pages that the engines watch.
+    pub fn portals(&self) -> Arc<Portal> {
+        Arc::new(Portal::watched(self.shared.clone()))
     }
 
     /// The interrupts.
@@ -342,6 +363,8 @@ impl DsaModel {
 
     /// The protocol violations of the driver; empty for a correct driver.
     pub fn protocol_violations(&self) -> Vec<String> {
+        let violations = self.shared.state.take_violations();
+        violations.into_iter().for_each(|text| self.shared.record_violation(text));
         lock(&self.shared.violations).clone()
     }
 
@@ -366,12 +389,12 @@ impl DsaModel {
 
     /// The number of queues that are enabled.
     pub fn enabled_queues(&self) -> usize {
-        self.shared.state.lock().queues.iter().filter(|queue| queue.is_enabled).count()
+        self.shared.state.lock_after_stores().queues.iter().filter(|queue| queue.is_enabled).count()
     }
 
     /// The counters of all queues together.
     pub fn counters(&self) -> DsaModelCounters {
-        let device = self.shared.state.lock();
+        let device = self.shared.state.lock_after_stores();
         let each = device.queues.iter().map(|queue| queue.counters);
         each.fold(DsaModelCounters::default(), DsaModelCounters::add)
     }
@@ -454,7 +477,7 @@ impl DmaDevice for DsaModel {
 
     fn reset(&self) -> io::Result<()> {
         let shared = &self.shared;
-        if shared.is_removed.load(Ordering::SeqCst) {
+        if shared.state.is_removed.load(Ordering::SeqCst) {
             return Err(io::Error::from_raw_os_error(EIO));
         }
         if lock(&shared.script).refuses_reset() {
@@ -462,16 +485,6 @@ impl DmaDevice for DsaModel {
         }
         shared.state.power_on();
         Ok(())
-    }
-}
-
-impl Portal for DsaModel {
-    unsafe fn store(&self, at: usize, descriptor: &PortalWords) {
-        self.shared.submit(at, descriptor, true);
-    }
-
-    unsafe fn enqueue(&self, at: usize, descriptor: &PortalWords) -> bool {
-        self.shared.submit(at, descriptor, false)
     }
 }
 

@@ -1,12 +1,17 @@
 //! The registers, tables and queues of the model, and the effects of commands.
 
+mod arrivals;
+
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crossbeam_utils::CachePadded;
 use memferry_sys::portal::PortalWords;
 use memferry_sys::sync::lock;
 
+use super::portals::ModelPortals;
 use super::{DsaModelBuilder, DsaModelCounters};
 use crate::dsa::registers::{self as r, DsaCommand, DsaState, QueueConfig, command_error};
 
@@ -16,14 +21,25 @@ const COMMAND_POLLS: u32 = 2;
 /// The number of words of 32 bits of an entry of the queue table, with its opcodes.
 pub(super) const QUEUE_WORDS: usize = 16;
 
-/// The state of the device. Its threads execute descriptors without the lock.
+/// The state of the device. Its threads execute descriptors without the lock. A driver stores to the
+/// portals without it, too: who has it takes the descriptors out of them.
 #[derive(Debug)]
 pub(super) struct DsaModelState {
     device: Mutex<DeviceState>,
+    pub(super) portals: ModelPortals,
+    /// The device is removed: descriptors are lost.
+    pub(super) is_removed: AtomicBool,
     /// Notified when there is work, and when running work is cancelled.
     doorbell: Condvar,
     /// Notified when a thread has stopped working.
     stopped: Condvar,
+    /// The number of changes that the threads must look at.
+    changes: CachePadded<AtomicU64>,
+    /// The number of threads that sleep until there is work; changed with the lock.
+    sleepers: CachePadded<AtomicUsize>,
+    /// Whether the threads poll for work and through delays, and nobody wakes them. In a line of its own:
+    /// they read it while they poll, and others write to the rest.
+    is_polling: CachePadded<bool>,
 }
 
 #[derive(Debug)]
@@ -38,6 +54,8 @@ pub(super) struct DeviceState {
     /// The reads until the command is done; `None` for one that never is.
     command_polls: Option<u32>,
     is_closed: bool,
+    /// What was wrong with stores to portals.
+    violations: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -45,6 +63,7 @@ pub(super) struct ModelQueue {
     pub(super) words: [u32; QUEUE_WORDS],
     pub(super) is_enabled: bool,
     is_stalled: bool,
+    /// A descriptor leaves its place when an engine takes it, before its record is written.
     pending: VecDeque<PortalWords>,
     running: usize,
     /// Counts events that cancel the work of the queue: the result of a step of an earlier epoch is
@@ -76,12 +95,6 @@ impl ModelQueue {
         u64::from(self.words[at]) | u64::from(self.words[at + 1]) << 32
     }
 
-    /// The places that are taken. A descriptor leaves its place when an engine takes it, before its record
-    /// is written.
-    pub(super) fn occupancy(&self) -> usize {
-        self.pending.len()
-    }
-
     fn is_drained(&self) -> bool {
         self.pending.is_empty() && self.running == 0
     }
@@ -106,7 +119,7 @@ pub(super) struct ModelStep {
 }
 
 impl DsaModelState {
-    pub(super) fn new(queues: usize, groups: usize) -> Self {
+    pub(super) fn new(queues: usize, groups: usize, is_polling: bool) -> Self {
         let device = DeviceState {
             state: DsaState::Disabled,
             groups: vec![[0; 6]; groups],
@@ -116,18 +129,22 @@ impl DsaModelState {
             command_status: 0,
             command_polls: Some(0),
             is_closed: false,
+            violations: Vec::new(),
         };
-        Self { device: Mutex::new(device), doorbell: Condvar::new(), stopped: Condvar::new() }
+        Self {
+            device: Mutex::new(device),
+            portals: ModelPortals::new(queues).expect("memory for the portals of the model"),
+            is_removed: AtomicBool::new(false),
+            doorbell: Condvar::new(),
+            stopped: Condvar::new(),
+            changes: CachePadded::default(),
+            sleepers: CachePadded::default(),
+            is_polling: is_polling.into(),
+        }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, DeviceState> {
         lock(&self.device)
-    }
-
-    /// Adds a descriptor to a queue.
-    pub(super) fn push(&self, device: &mut DeviceState, queue: usize, words: PortalWords) {
-        device.queues[queue].pending.push_back(words);
-        self.doorbell.notify_all();
     }
 
     /// Ends the threads.
@@ -135,7 +152,7 @@ impl DsaModelState {
         let mut device = self.lock();
         device.is_closed = true;
         device.queues.iter_mut().for_each(|queue| queue.epoch += 1);
-        self.doorbell.notify_all();
+        self.notify();
     }
 
     /// Waits for the next step; `None` when the model is closed. Every thread begins its search at
@@ -143,10 +160,17 @@ impl DsaModelState {
     pub(super) fn next_step(&self, thread: usize) -> Option<ModelStep> {
         let mut device = self.lock();
         while !device.is_closed {
-            if let Some(step) = device.take_step(thread) {
-                return Some(step);
+            // Read with the lock: a change after this look has a higher number.
+            let seen = self.changes.load(Ordering::Acquire);
+            self.take_next_stores(&mut device);
+            let step = device.take_step(thread).or_else(|| {
+                self.take_stores(&mut device);
+                device.take_step(thread)
+            });
+            if step.is_some() {
+                return step;
             }
-            device = self.doorbell.wait(device).unwrap_or_else(PoisonError::into_inner);
+            device = self.wait(device, seen);
         }
         None
     }
@@ -160,6 +184,9 @@ impl DsaModelState {
     /// Delays a step; returns whether it is still wanted.
     pub(super) fn pause(&self, step: &ModelStep, delay: Duration) -> bool {
         let until = Instant::now() + delay;
+        while *self.is_polling && Instant::now() < until {
+            std::hint::spin_loop();
+        }
         let mut device = self.lock();
         while device.queues[step.queue].epoch == step.epoch {
             let left = until.saturating_duration_since(Instant::now());
@@ -178,7 +205,6 @@ impl DsaModelState {
         then(&mut device);
         device.queues[step.queue].running -= 1;
         self.stopped.notify_all();
-        self.doorbell.notify_all();
     }
 
     /// Cancels the work of some queues and waits until the device accesses no memory for them.
@@ -188,7 +214,7 @@ impl DsaModelState {
         queues: std::ops::Range<usize>,
     ) -> MutexGuard<'a, DeviceState> {
         device.queues[queues.clone()].iter_mut().for_each(ModelQueue::cancel);
-        self.doorbell.notify_all();
+        self.notify();
         while device.queues[queues.clone()].iter().any(|queue| queue.running > 0) {
             device = self.stopped.wait(device).unwrap_or_else(PoisonError::into_inner);
         }
@@ -197,7 +223,7 @@ impl DsaModelState {
 
     /// Waits until a queue has executed everything, unless it has stopped, and then cancels it.
     pub(super) fn drain(&self, queue: usize) {
-        let mut device = self.lock();
+        let mut device = self.lock_after_stores();
         while !device.queues[queue].is_drained()
             && !device.queues[queue].is_stalled
             && device.state == DsaState::Enabled
@@ -213,7 +239,7 @@ impl DsaModelState {
 
     /// Sets the power-on state.
     pub(super) fn power_on(&self) {
-        let device = self.lock();
+        let device = self.lock_after_stores();
         let count = device.queues.len();
         let mut device = self.stop(device, 0..count);
         device.state = DsaState::Disabled;
@@ -243,7 +269,7 @@ impl DsaModelState {
         enable_error: u32,
         refuses_reset: impl FnOnce() -> bool,
     ) -> Result<(), String> {
-        let mut device = self.lock();
+        let mut device = self.lock_after_stores();
         if device.command_polls != Some(0) {
             return Err(format!("command {value:#x} was written during another"));
         }
@@ -269,7 +295,10 @@ impl DsaModelState {
                 device.command_status = enable_error;
                 return Ok(());
             }
-            Some(DsaCommand::EnableQueue(queue)) => device.enable_queue(options, queue),
+            Some(DsaCommand::EnableQueue(queue)) => {
+                let enabled = device.enable_queue(options, queue);
+                enabled.inspect(|()| self.portals.restart(queue))
+            }
             Some(DsaCommand::ResetQueue(queue)) => match device.queues.get(queue) {
                 None => Err(command_error::QUEUE_NUMBER),
                 Some(_) if device.state != DsaState::Enabled => Err(command_error::DEVICE_DISABLED),

@@ -16,6 +16,8 @@ use crate::dsa::registers as r;
 
 /// The size of the engine's buffer: at most a page at a time.
 const BUFFER_BYTES: usize = 4096;
+/// The size of a cache line.
+const LINE_BYTES: u64 = 64;
 
 /// Why a descriptor has no record.
 enum NoRecord {
@@ -146,7 +148,12 @@ impl DsaModelShared {
             Some(DsaOperation::Noop | DsaOperation::Drain) => {
                 InjectedFault::Runs { delay: std::time::Duration::ZERO }
             }
-            _ => lock(&self.script).next_descriptor(),
+            Some(operation) => {
+                let (address, is_write) = operation.first_write();
+                let is_aligned = !is_write || address.is_multiple_of(LINE_BYTES);
+                lock(&self.script).next_descriptor(is_aligned)
+            }
+            None => return self.reject(step, descriptor, status::BAD_OPCODE),
         };
         let (delay, limit) = match injected {
             InjectedFault::Runs { delay } => (delay, u64::MAX),

@@ -2,13 +2,16 @@
 
 mod configuring;
 mod executing;
+mod submitting;
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use memferry_sys::Pages;
 use memferry_sys::device::{DmaDevice, DmaDirection};
 use memferry_sys::pages::page_bytes;
+use memferry_sys::portal::PORTAL_STRIDE;
 
 use super::*;
 use crate::dsa::descriptor::{DESCRIPTOR_BYTES, DsaDescriptor, DsaOperation};
@@ -37,6 +40,9 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
 /// A device with four pages of mapped memory: a source, a target, records and a list.
 struct ModelRig {
     model: Arc<DsaModel>,
+    portals: Arc<Portal>,
+    /// The number of stores to the portal of the first queue.
+    stores: Cell<usize>,
     pages: Pages,
     addresses: Vec<u64>,
 }
@@ -54,12 +60,16 @@ impl ModelRig {
         // SAFETY: the memory is unmapped before it is freed, and only the model and the test use
         // it.
         unsafe { model.map(start, &mut addresses, DmaDirection::Bidirectional) }.unwrap();
-        Self { model, pages, addresses }
+        Self { portals: model.portals(), model, stores: Cell::new(0), pages, addresses }
     }
 
     /// A device whose first queue is enabled.
     fn new() -> Self {
-        let rig = Self::cold(DsaModel::builder());
+        Self::enabled(DsaModel::builder())
+    }
+
+    fn enabled(builder: DsaModelBuilder) -> Self {
+        let rig = Self::cold(builder);
         rig.configure();
         assert_eq!(rig.command(DsaCommand::EnableDevice.value()), 0);
         assert_eq!(rig.command(DsaCommand::EnableQueue(0).value()), 0);
@@ -121,9 +131,15 @@ impl ModelRig {
         CompletionRecord::from_words(std::array::from_fn(word))
     }
 
+    /// Stores a descriptor to the next line of the first queue's portal.
     fn store(&self, descriptor: DsaDescriptor) {
+        let line = self.stores.replace(self.stores.get() + 1) % PORTAL_LINES;
+        self.store_at(line * PORTAL_STRIDE, descriptor);
+    }
+
+    fn store_at(&self, at: usize, descriptor: DsaDescriptor) {
         // SAFETY: descriptors of tests name memory of the rig, or memory that is not mapped.
-        unsafe { self.model.store(0, &descriptor.words()) };
+        unsafe { self.portals.store(at, &descriptor.words()) };
     }
 
     /// A descriptor that reports to the record with a number.
