@@ -148,7 +148,8 @@ impl Completion {
 
     /// Orders the transfer after others, whose descriptors come before its own in the same channel,
     /// where its own are [ordered](crate::Descriptor::ordered): if one of them fails, none of its
-    /// descriptors starts that has not, and the transfer ends with [`ExecutionError::Predecessor`].
+    /// descriptors starts that has not, and the transfer ends with [`ExecutionError::Predecessor`]. The
+    /// completion keeps those of the others, so a chain of them must be bounded.
     pub fn ordered_after(mut self, predecessors: impl IntoIterator<Item = Arc<Self>>) -> Self {
         self.predecessors = predecessors.into_iter().collect();
         self

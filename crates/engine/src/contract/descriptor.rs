@@ -200,7 +200,8 @@ impl Descriptor {
     /// Starts the descriptor only when everything that its channel accepted before it has ended, and
     /// not at all if a transfer fails that its own is ordered after
     /// ([`Completion::ordered_after`]). For channels of an engine that
-    /// [orders descriptors](super::Engine::orders_descriptors), and for descriptors with a completion.
+    /// [orders descriptors](super::Engine::orders_descriptors), and for descriptors with a completion. What
+    /// the channel does not accept waits for those transfers alone.
     ///
     /// It must write nothing that a transfer before it reads or writes which it is ordered after: an
     /// engine that does not know whether that one was executed repeats it, perhaps after this one.
