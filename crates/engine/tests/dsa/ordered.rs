@@ -226,6 +226,40 @@ fn what_is_ordered_after_bad_memory_does_not_start_and_what_is_only_behind_it_do
 }
 
 #[test]
+fn one_that_is_not_ordered_is_submitted_again_without_those_that_wait_for_a_failed_one() {
+    let rig = ChainRig::new(IdxdModelOptions::default());
+    let nowhere = ReservedRange::new(page_bytes()).unwrap();
+    let (address, source) = (nowhere.address() as u64, rig.rig.source.as_ptr() as u64);
+    for round in 0..8 {
+        let new = |after: &[&Arc<Completion>]| {
+            Arc::new(Completion::whole().ordered_after(after.iter().map(|&one| one.clone())))
+        };
+        let (bad, free) = (new(&[]), new(&[]));
+        let second = new(&[&bad]);
+        let last = new(&[&second, &free]);
+        let before = rig.rig.target.as_slice()[2 * LINK_BYTES..3 * LINK_BYTES].to_vec();
+        rig.rig.submit(vec![
+            descriptor(address, rig.slot(0), &bad, false),
+            descriptor(rig.slot(0), rig.slot(1), &second, true),
+            descriptor(source + 100 * round, rig.slot(3), &free, false),
+            descriptor(rig.slot(1), rig.slot(2), &last, true),
+        ]);
+        rig.rig.finish();
+        let outcome = |one: &Arc<Completion>| one.outcome().expect("it is complete").map(|_| ());
+        let expected = ExecutionError::BadMemory { address, done_bytes: 0 };
+        assert_eq!(outcome(&bad), Err(expected));
+        assert_eq!(outcome(&second), Err(ExecutionError::Predecessor));
+        assert_eq!(outcome(&free), Ok(()));
+        assert_eq!(outcome(&last), Err(ExecutionError::Predecessor));
+        let target = rig.rig.target.as_slice();
+        assert!(target[2 * LINK_BYTES..3 * LINK_BYTES] == before, "not written");
+        let copied = &rig.rig.source.as_slice()[100 * round as usize..][..LINK_BYTES];
+        assert!(target[3 * LINK_BYTES..4 * LINK_BYTES] == *copied);
+    }
+    rig.assert_clean();
+}
+
+#[test]
 fn an_ordered_copy_waits_for_one_of_an_earlier_batch() {
     let rig = ChainRig::new(IdxdModelOptions::default());
     let delay = std::time::Duration::from_millis(2);

@@ -47,7 +47,8 @@ impl DsaQueue {
         None
     }
 
-    /// Submits what the device has abandoned with the oldest slot, in a batch that begins with it.
+    /// Submits what the device has abandoned with the oldest slot, in a batch that begins with it, and
+    /// ends before what is left to the processor.
     fn resubmit_abandoned(&mut self, first: u64) {
         if self.stop.is_some() || !self.has_entry() {
             return;
@@ -57,7 +58,10 @@ impl DsaQueue {
         let run = contiguous.min(self.limits.max_batch) as u64;
         let is_abandoned = |number: &u64| {
             let slot = &self.slots[self.index(*number)];
-            slot.state == state && slot.is_behind_fence && self.record(*number).code() == 0
+            slot.state == state
+                && slot.is_behind_fence
+                && !self.is_left(*number)
+                && self.record(*number).code() == 0
         };
         let end = self.published.min(first + run);
         let count = (first..end).take_while(is_abandoned).count() as u64;
