@@ -34,7 +34,10 @@ use crate::transfer::{
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Copy)]
-pub struct BatchItem(WorkSegment);
+pub struct BatchItem {
+    segment: WorkSegment,
+    is_ordered: bool,
+}
 
 impl BatchItem {
     /// A copy of `length` bytes; the two ranges may overlap.
@@ -45,23 +48,60 @@ impl BatchItem {
             true => Opcode::Move,
             false => Opcode::Copy,
         };
-        Self(WorkSegment { operation, value: 0, source, target, length })
+        Self::unordered(WorkSegment { operation, value: 0, source, target, length })
     }
 
     /// A fill of `length` bytes with `value`.
     #[inline]
     pub fn fill(target: *mut u8, value: u8, length: usize) -> Self {
         let (target, length) = (target as u64, length as u64);
-        Self(WorkSegment { operation: Opcode::Fill, value, source: target, target, length })
+        Self::unordered(WorkSegment {
+            operation: Opcode::Fill,
+            value,
+            source: target,
+            target,
+            length,
+        })
+    }
+
+    #[inline]
+    fn unordered(segment: WorkSegment) -> Self {
+        Self { segment, is_ordered: false }
+    }
+
+    /// Starts the item only when all items before it in its batch are complete. If one of them fails,
+    /// this one is not started and fails too. For [`Ferry::start_each_raw`]: a device that keeps the
+    /// order itself gets these items together with those before them.
+    ///
+    /// ```
+    /// use memferry::{BatchItem, Ferry};
+    ///
+    /// let ferry = Ferry::new()?;
+    /// let (first, mut second, mut third) = ([1u8; 64], [0u8; 64], [0u8; 64]);
+    /// let items = [
+    ///     BatchItem::copy(first.as_ptr(), second.as_mut_ptr(), 64),
+    ///     BatchItem::copy(second.as_ptr(), third.as_mut_ptr(), 64).ordered(),
+    /// ];
+    /// // SAFETY: the arrays live until the waits return, and nothing else uses them.
+    /// for transfer in unsafe { ferry.start_each_raw(&items) }? {
+    ///     transfer.wait()?;
+    /// }
+    /// assert_eq!(third, [1; 64]);
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn ordered(mut self) -> Self {
+        self.is_ordered = true;
+        self
     }
 
     /// The length in bytes.
     pub fn length(&self) -> u64 {
-        self.0.length
+        self.segment.length
     }
 
     fn request(&self) -> Request<'static> {
-        let WorkSegment { operation, value, source, target, length } = self.0;
+        let WorkSegment { operation, value, source, target, length } = self.segment;
         match operation {
             Opcode::Fill => Request::fill(target as *mut u8, value, length as usize),
             // Ranges that overlap are moved.
@@ -85,13 +125,19 @@ struct BatchSummary {
     length: u64,
     fills: bool,
     moves: Option<u64>,
+    /// Whether an item is ordered.
+    has_order: bool,
 }
 
 impl BatchSummary {
     /// Checks all items.
     fn of(items: &[BatchItem]) -> Result<Self, ValidationError> {
         let mut summary = Self::default();
-        for BatchItem(item) in items.iter().filter(|item| item.0.length > 0) {
+        for BatchItem { segment: item, is_ordered } in items {
+            summary.has_order |= is_ordered;
+            if item.length == 0 {
+                continue;
+            }
             check_range("target", item.target, item.length)?;
             check_range("source", item.source, item.length)?;
             let (address, length) = (item.target, item.length);
@@ -108,6 +154,9 @@ impl BatchSummary {
 
     /// Checks that the items can be one transfer.
     fn check_list(self) -> Result<Self, ValidationError> {
+        if self.has_order {
+            return Err(ValidationError::OrderedItem);
+        }
         match self.moves {
             Some(address) if self.length > MAX_CHUNK => Err(ValidationError::Overlap { address }),
             _ => Ok(self),
@@ -200,8 +249,8 @@ impl Ferry {
     /// freed when this call returns.
     ///
     /// # Errors
-    /// As for [`Ferry::start_raw`]; and if source and target of a copy overlap in a batch of more
-    /// than 1 GiB. Nothing was started then.
+    /// As for [`Ferry::start_raw`]; if source and target of a copy overlap in a batch of more than
+    /// 1 GiB; and if an item is [ordered](BatchItem::ordered). Nothing was started then.
     ///
     /// # Safety
     /// As for [`Ferry::start_raw`], for every item.
@@ -239,7 +288,7 @@ impl Ferry {
         let plan = self.core.plan_list(summary.operation(), summary.length, &options, blocking)?;
         let list = List {
             name: "batch",
-            segments: items.iter().map(|item| item.0),
+            segments: items.iter().map(|item| item.segment),
             count: items.len(),
             length: summary.length,
             target: None,
@@ -252,7 +301,8 @@ impl Ferry {
     }
 
     /// Starts many copies and fills, each with a transfer of its own, in the order of the items.
-    /// Small ones are submitted together.
+    /// Small ones are submitted together. None may read or write what another one writes, except that
+    /// an [ordered](BatchItem::ordered) one may use the memory of all items before it.
     ///
     /// # Errors
     /// As for [`Ferry::start_raw`]. Nothing was started then.
@@ -264,7 +314,7 @@ impl Ferry {
         let mut batch = EachBatch::new(&self.core, self.inline_bytes, items.len());
         for item in items {
             // SAFETY: the caller upholds the contract; all items were checked above.
-            unsafe { batch.add(item.request()) };
+            unsafe { batch.add(item.request(), item.is_ordered) };
         }
         Ok(batch.finish())
     }

@@ -54,6 +54,9 @@ pub enum ValidationError {
         /// The number of targets.
         targets: usize,
     },
+    /// An item of a batch that is one transfer is ordered.
+    #[error("an item is ordered, and the batch is one transfer: start a transfer for each item")]
+    OrderedItem,
     /// A segment of a delivery overlaps the target.
     #[error("the piece at {address:#x} overlaps the target: copy it away first")]
     Overlap {

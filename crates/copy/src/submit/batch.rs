@@ -5,6 +5,9 @@
 //! when it is as long as the backlog of a channel may be, so the policy spreads a long batch as it
 //! spreads single copies, and a short batch is one run.
 
+mod ordered;
+
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -47,6 +50,9 @@ pub(crate) struct EachBatch<'a> {
     transfers: Vec<Transfer>,
     sequences: SequenceRun,
     completions: CompletionRun,
+    /// The last ordered item, or the first of all: the next ordered item waits for it and for those
+    /// behind it.
+    group_start: usize,
     /// What the caller has executed while a run waits.
     bytes_of_caller: u64,
 }
@@ -71,6 +77,12 @@ struct CompletionRun {
     engine: usize,
     descriptors: Vec<Descriptor>,
     completions: Vec<Arc<Completion>>,
+    /// The first item.
+    first_item: usize,
+    /// What the first item waits for, if it is ordered; the others wait for the first then.
+    after: Vec<Arc<Completion>>,
+    /// The memory that the items access, for an engine that orders descriptors.
+    operands: Vec<Range<u64>>,
     bytes: u64,
     /// The length of the longest item.
     longest: u64,
@@ -89,6 +101,7 @@ impl<'a> EachBatch<'a> {
             transfers: Vec::with_capacity(count),
             sequences: SequenceRun::default(),
             completions: CompletionRun::default(),
+            group_start: 0,
             bytes_of_caller: 0,
         }
     }
@@ -103,13 +116,18 @@ impl<'a> EachBatch<'a> {
         }
     }
 
-    /// Adds the next item, and starts it at the latest in [`EachBatch::finish`].
+    /// Adds the next item, and starts it at the latest in [`EachBatch::finish`]. An ordered one starts
+    /// when all before it are complete.
     ///
     /// # Safety
     /// As for [`Ferry::start_raw`](crate::Ferry::start_raw); the request must be validated, a copy,
     /// move or fill of host memory, and without options.
-    pub(crate) unsafe fn add(&mut self, request: Request<'static>) {
+    pub(crate) unsafe fn add(&mut self, request: Request<'static>, is_ordered: bool) {
         let length = request.length;
+        if is_ordered && !self.transfers.is_empty() {
+            // SAFETY: the caller upholds the contract.
+            return unsafe { self.add_ordered(request) };
+        }
         if length == 0 {
             return self.transfers.push(Transfer::done(0));
         }
@@ -191,20 +209,25 @@ impl<'a> EachBatch<'a> {
                 CopyStrategy::SingleDescriptor { .. }
                     if open.has_auto_progress() && open.engine.registrations().is_none() =>
                 {
+                    self.end_waiting_run();
                     let completion = Completion::whole().of_operation(request.operation);
                     let completion = new_completion(completion, &request, &plan);
                     // SAFETY: the caller upholds the contract; the completion is new.
                     let whole = unsafe {
                         parts::single_descriptor(&request, &plan).completes(completion.clone())
                     };
-                    return self.add_completion(engine, completion, length, |run| run.push(whole));
+                    return self.add_completion(engine, completion, length, |run| {
+                        run.descriptors.push(whole);
+                    });
                 }
                 CopyStrategy::FixedParts { chunk_bytes, .. } => {
                     // What cannot be pinned is no part of a run.
                     if let Some(pins) = pins_of(open, &request) {
+                        self.end_waiting_run();
+                        let (pins, after) = (pins.as_ref(), Vec::new());
                         // SAFETY: the caller upholds the contract.
                         return unsafe {
-                            self.add_parts(engine, &request, &plan, chunk_bytes, pins.as_ref());
+                            self.add_parts(engine, &request, &plan, chunk_bytes, pins, after);
                         };
                     }
                 }
@@ -219,7 +242,14 @@ impl<'a> EachBatch<'a> {
         self.transfers.push(unsafe { core.execute(request, &plan, false) });
     }
 
-    /// Adds an item in parts within the limits of its engine.
+    /// Submits a run that waits for others, before an item that does not.
+    fn end_waiting_run(&mut self) {
+        if !self.completions.after.is_empty() {
+            self.submit_completions();
+        }
+    }
+
+    /// Adds an item in parts within the limits of its engine, ordered after items of the same run.
     ///
     /// # Safety
     /// As for [`EachBatch::add`].
@@ -230,21 +260,34 @@ impl<'a> EachBatch<'a> {
         plan: &CopyPlan,
         chunk_bytes: u64,
         pins: Option<&Arc<DescriptorLeases>>,
+        after: Vec<Arc<Completion>>,
     ) {
         let Request { operation, source, target, length, value, .. } = *request;
+        let is_ordered = !after.is_empty();
         // SAFETY: the caller upholds the contract.
         let work = unsafe {
             ChunkedWork::new(operation, plan.kernel, source, target, length, value, chunk_bytes)
         };
-        let completion = new_completion(Completion::chunked(work), request, plan);
-        let capabilities = self.core.engines[engine].engine.capabilities();
+        let completion = Completion::chunked(work).ordered_after(after);
+        let completion = new_completion(completion, request, plan);
+        let device = &self.core.engines[engine].engine;
+        let capabilities = device.capabilities();
         let builder = PartBuilder { request, plan, capabilities, completion: &completion };
         let work = completion.work().expect("the completion is that of chunked work");
+        let keeps_order = device.orders_descriptors();
         self.add_completion(engine, completion.clone(), length, |run| {
+            let first = run.descriptors.len();
             while let Some(chunk) = work.claim_front() {
                 let range = chunk.offset..chunk.offset + chunk.length;
                 // SAFETY: the caller upholds the contract; the chunk was just claimed.
-                unsafe { builder.extend(run, range, pins) };
+                unsafe { builder.extend(&mut run.descriptors, range, pins) };
+            }
+            if is_ordered {
+                let parts = run.descriptors.split_off(first);
+                run.descriptors.extend(parts.into_iter().map(Descriptor::ordered));
+            }
+            if keeps_order {
+                run.operands.extend(ordered::operands(request));
             }
         });
     }
@@ -276,16 +319,18 @@ impl<'a> EachBatch<'a> {
         engine: usize,
         completion: Arc<Completion>,
         length: u64,
-        push: impl FnOnce(&mut Vec<Descriptor>),
+        push: impl FnOnce(&mut CompletionRun),
     ) {
-        if engine != self.completions.engine {
+        if engine != self.completions.engine && !self.completions.completions.is_empty() {
             self.submit_completions();
-            self.completions.engine = engine;
+        }
+        if self.completions.completions.is_empty() {
+            (self.completions.engine, self.completions.first_item) = (engine, self.transfers.len());
         }
         let config = self.core.wait_config.clone();
         self.transfers.push(Transfer::with_completion(completion.clone(), length, true, config));
         let run = &mut self.completions;
-        push(&mut run.descriptors);
+        push(run);
         run.completions.push(completion);
         run.bytes += length;
         run.longest = run.longest.max(length);
@@ -340,7 +385,7 @@ impl<'a> EachBatch<'a> {
     fn submit_completions(&mut self) {
         let run = std::mem::take(&mut self.completions);
         self.bytes_of_caller = 0;
-        let Some((last, others)) = run.completions.split_last() else { return };
+        let Some(last) = run.completions.last() else { return };
         let open = &self.core.engines[run.engine];
         let index = match self.core.policy.choose_for_run(&open.channels, run.bytes, run.longest) {
             Choice::Channel { index, .. } => index,
@@ -348,9 +393,15 @@ impl<'a> EachBatch<'a> {
         };
         let (channel, auto_progress) = (&open.channels[index], open.has_auto_progress());
         if !auto_progress {
-            others.iter().for_each(|completion| completion.set_polled(channel));
+            run.completions.iter().for_each(|completion| completion.set_polled(channel));
         }
         let batch = ChannelBatch::many(channel.clone(), auto_progress, run.descriptors);
+        if !run.after.is_empty() {
+            // Nothing but the run's descriptors reports to the completion, and nobody waits for it.
+            let all = Arc::new(Completion::whole());
+            // SAFETY: as below; a completion without descriptors is not waited for.
+            return unsafe { Dispatch::after(&run.after, all, vec![batch]) };
+        }
         // SAFETY: only the descriptors of the run report to its completions; the batch has all of
         // them, and a dispatch with descriptors over host memory starts every one.
         unsafe { Dispatch::now(last, [batch]) };

@@ -257,13 +257,15 @@ impl ChannelBatch {
         // declined.
         let mut was_taken = || self.descriptors.as_mut_slice().iter().any(Option::is_none);
         let mut started = submitted > 0 || !has_offers && was_taken();
-        for descriptor in self.descriptors.take_all() {
+        for mut descriptor in self.descriptors.take_all() {
             if descriptor.scope() == DescriptorScope::WorkOffer {
                 continue;
             }
             started = true;
             if let Destination::Failed(error) = &self.destination {
                 descriptor.finish(Err(error.clone()));
+            } else if let Some(completion) = descriptor.take_order() {
+                run_after_predecessors(completion, descriptor);
             } else if descriptor.is_host_only() {
                 if let Destination::Channel { .. } = &self.destination {
                     stats::thread(|counters| counters.fall_back(Fallback::Full));
@@ -322,6 +324,16 @@ impl ChannelBatch {
         }
         submitted
     }
+}
+
+/// Executes an ordered descriptor that a channel did not accept, when what it is ordered after is
+/// complete: the channel may have accepted that.
+fn run_after_predecessors(completion: Arc<Completion>, descriptor: Descriptor) {
+    stats::thread(|counters| counters.fall_back(Fallback::Full));
+    let batches = vec![ChannelBatch::inline(descriptor)];
+    // SAFETY: the descriptor reports to this completion, as its creator guarantees. The batch has it,
+    // so the dispatch completes nothing by itself.
+    unsafe { Dispatch::after(completion.clone().predecessors(), completion, batches) };
 }
 
 #[cfg(all(test, not(loom)))]

@@ -24,7 +24,7 @@ mod spread;
 mod waiters;
 mod work;
 
-use std::sync::{OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use memferry_sys::Futex;
@@ -61,6 +61,8 @@ pub struct Completion {
     crc_variable: Option<CrcVariable>,
     notification: Option<PendingNotification>,
     work: Option<ChunkedWork>,
+    /// What its ordered descriptors wait for in their channel.
+    predecessors: Box<[Arc<Self>]>,
     failure: Mutex<Option<ExecutionError>>,
     /// Boxed: few transfers have listeners, and a completion should fill few cache lines.
     listeners: Mutex<Option<Box<CompletionListeners>>>,
@@ -89,6 +91,7 @@ impl Completion {
             crc_variable: None,
             notification: None,
             work: None,
+            predecessors: Box::default(),
             failure: Mutex::new(None),
             listeners: Mutex::new(None),
             spread: Mutex::new(Vec::new()),
@@ -141,6 +144,26 @@ impl Completion {
     pub unsafe fn storing_crc(mut self, variable: Option<CrcVariable>) -> Self {
         self.crc_variable = variable;
         self
+    }
+
+    /// Orders the transfer after others, whose descriptors come before its own in the same channel,
+    /// where its own are [ordered](crate::Descriptor::ordered): if one of them fails, none of its
+    /// descriptors starts that has not, and the transfer ends with [`ExecutionError::Predecessor`]. The
+    /// completion keeps those of the others, so a chain of them must be bounded.
+    pub fn ordered_after(mut self, predecessors: impl IntoIterator<Item = Arc<Self>>) -> Self {
+        self.predecessors = predecessors.into_iter().collect();
+        self
+    }
+
+    /// The transfers that it is ordered after in its channel.
+    pub(crate) fn predecessors(&self) -> &[Arc<Self>] {
+        &self.predecessors
+    }
+
+    /// Whether one of these has failed.
+    pub(crate) fn has_failed_predecessor(&self) -> bool {
+        let failed = |one: &Arc<Self>| one.state.word().load(Ordering::Acquire) & FAILED != 0;
+        self.predecessors.iter().any(failed)
     }
 
     /// Records the events of the transfer in a tracing span.
@@ -402,8 +425,6 @@ pub(crate) fn catch_user_panic(user_code: impl FnOnce()) {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::sync::Arc;
-
     use memferry_sys::EventFd;
 
     use super::*;

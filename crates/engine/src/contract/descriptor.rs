@@ -69,6 +69,8 @@ impl DescriptorFlags {
     const SHARED: u8 = 4;
     /// Any thread may execute the descriptor, in any order and with any copy loop.
     const ANY_THREAD: u8 = 8;
+    /// It begins when everything before it in its channel has ended.
+    const ORDERED: u8 = 16;
 
     fn set(&mut self, flag: u8, on: bool) {
         self.0 = if on { self.0 | flag } else { self.0 & !flag };
@@ -195,6 +197,19 @@ impl Descriptor {
         self
     }
 
+    /// Starts the descriptor only when everything that its channel accepted before it has ended, and
+    /// not at all if a transfer fails that its own is ordered after
+    /// ([`Completion::ordered_after`]). For channels of an engine that
+    /// [orders descriptors](super::Engine::orders_descriptors), and for descriptors with a completion. What
+    /// the channel does not accept waits for those transfers alone.
+    ///
+    /// It must write nothing that a transfer before it reads or writes which it is ordered after: an
+    /// engine that does not know whether that one was executed repeats it, perhaps after this one.
+    pub fn ordered(mut self) -> Self {
+        self.flags.set(DescriptorFlags::ORDERED, true);
+        self
+    }
+
     /// Attaches the leases of its memory; the memory stays pinned until the descriptor is dropped.
     pub fn pinned_by(mut self, leases: Arc<DescriptorLeases>) -> Self {
         self.leases = Some(leases);
@@ -307,6 +322,31 @@ impl Descriptor {
     #[inline]
     pub(crate) fn is_any_threads(&self) -> bool {
         self.flags.has(DescriptorFlags::ANY_THREAD) && self.completion.is_none()
+    }
+
+    /// Whether it starts only when everything before it in its channel has ended.
+    #[inline]
+    pub fn is_ordered(&self) -> bool {
+        self.flags.has(DescriptorFlags::ORDERED)
+    }
+
+    /// Whether it must not start because a transfer failed that its own is ordered after.
+    #[inline]
+    pub(crate) fn has_failed_predecessor(&self) -> bool {
+        self.is_ordered()
+            && self
+                .completion
+                .as_ref()
+                .is_some_and(|completion| completion.has_failed_predecessor())
+    }
+
+    /// Takes the order from a descriptor that its channel did not accept; returns its completion if it
+    /// must wait for others.
+    pub(crate) fn take_order(&mut self) -> Option<Arc<Completion>> {
+        let completion = self.completion.as_ref().filter(|_| self.is_ordered());
+        let waits = completion.filter(|completion| !completion.predecessors().is_empty()).cloned();
+        self.flags.set(DescriptorFlags::ORDERED, false);
+        waits
     }
 
     /// The leases of its memory, if it is pinned.

@@ -85,6 +85,13 @@ pub trait Engine: Any + Send + Sync + Debug {
         Vec::new()
     }
 
+    /// Whether the channels start an [ordered](Descriptor::ordered) descriptor when everything before
+    /// it has ended. To the channels of other engines a submitter gives a transfer that is ordered
+    /// after others when these are complete.
+    fn orders_descriptors(&self) -> bool {
+        false
+    }
+
     /// The pinner for this engine's memory. An engine with [`RegistrationMode::BySubmitter`]
     /// returns one, every other engine `None`. The submitter pins memory with it and attaches the
     /// leases to the descriptors ([`Descriptor::pinned_source`], [`Descriptor::pinned_target`]);

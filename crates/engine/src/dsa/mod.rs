@@ -311,6 +311,10 @@ impl Engine for DsaEngine {
         &self.capabilities
     }
 
+    fn orders_descriptors(&self) -> bool {
+        self.limits.max_batch > 1
+    }
+
     fn cost(&self, _direction: CopyDirection) -> CostLine {
         self.tuning.line
     }

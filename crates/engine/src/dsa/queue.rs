@@ -1,9 +1,11 @@
 //! The driver of a work queue: a ring of descriptors and completion records.
 //!
 //! Descriptors that are posted together are one batch, which is submitted by one write. The device
-//! executes descriptors in any order; the driver reports their ends in order. Descriptors have
+//! executes descriptors in any order, except ordered ones (`order.rs`); the driver reports their ends in
+//! order. Descriptors have
 //! running numbers; the slot of a descriptor is its number modulo the size of the ring.
 
+mod order;
 mod recovery;
 mod submission;
 
@@ -38,6 +40,7 @@ const POLL_PAUSE: Duration = Duration::from_millis(100);
 
 const BROKEN: &str = "the work queue has failed";
 const NOT_EXECUTED: &str = "the device did not execute a descriptor of a batch";
+const BEHIND_FAILURE: &str = "what the descriptor is ordered after has failed";
 
 /// A submitted batch.
 #[derive(Debug)]
@@ -74,6 +77,11 @@ pub(super) struct DsaQueue {
     published: u64,
     reported: u64,
     freed: u64,
+    /// The number behind the last ordered descriptor.
+    ordered_end: u64,
+    /// What is ordered, not executed, and before this number is left to the processor: something before
+    /// it has failed, which the processor executes first.
+    left_end: u64,
     /// The batches in flight, from this number on.
     batches: VecDeque<BatchInFlight>,
     first_batch: u64,
@@ -146,6 +154,8 @@ impl DsaQueue {
             published: 0,
             reported: 0,
             freed: 0,
+            ordered_end: 0,
+            left_end: 0,
             batches: VecDeque::new(),
             first_batch: 0,
             running_batches: 0,
@@ -215,18 +225,23 @@ impl DsaQueue {
         self.slots[index] = slot;
         self.write(self.head);
         self.head += 1;
+        if slot.is_ordered {
+            self.ordered_end = self.head;
+        }
         self.counters.descriptors.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The descriptor of a slot.
+    /// The descriptor of a slot that is submitted by itself.
     fn descriptor(&self, number: u64) -> DsaDescriptor {
         let index = self.index(number);
         self.slots[index].descriptor(self.memory.record_address(index))
     }
 
-    /// Writes the descriptor of a slot, and clears its record.
+    /// Writes the descriptor of a slot into the ring, and clears its record.
     fn write(&self, number: u64) {
-        self.memory.write(self.index(number), &self.descriptor(number));
+        let index = self.index(number);
+        let record = self.memory.record_address(index);
+        self.memory.write(index, &self.slots[index].descriptor_in_list(record));
     }
 
     /// Polls the records of the batches.
@@ -254,6 +269,9 @@ impl DsaQueue {
         let index = self.index(number);
         let slot = self.slots[index];
         match slot.state {
+            SlotState::Ready if self.is_left(number) => {
+                return Some(self.left_to_processor(number, BEHIND_FAILURE));
+            }
             SlotState::Ready => {
                 self.resubmit(number);
                 return None;
@@ -262,7 +280,7 @@ impl DsaQueue {
             SlotState::InBatch(batch)
                 if self.is_batch_done(batch) && self.record(number).code() == 0 =>
             {
-                return Some(self.left_to_processor(number, NOT_EXECUTED));
+                return self.end_without_record(number);
             }
             SlotState::Submitted | SlotState::Ended | SlotState::InBatch(_) => (),
         }
@@ -332,6 +350,9 @@ impl DsaQueue {
     fn report(&mut self, ended: &mut Vec<HwStatus>, status: HwStatus) {
         let slot = self.slots[self.index(self.reported)];
         self.reported += 1;
+        if matches!(status, HwStatus::Failed(_) | HwStatus::BadMemory { .. }) {
+            self.left_end = self.head;
+        }
         if slot.joins_next {
             let bytes = slot.done_bytes + u64::from(slot.length);
             self.first_part = Some(FirstPart { status, bytes, is_parallel: slot.is_parallel });
@@ -416,7 +437,8 @@ unsafe impl HardwareQueue for DsaQueue {
             self.last_progress = now;
         }
         self.poll_batches();
-        while self.reported < self.published {
+        while self.reported < self.published || self.is_left(self.reported) {
+            self.published = self.published.max(self.reported + 1);
             let Some(status) = self.poll_slot(self.reported) else { break };
             self.report(ended, status);
         }

@@ -2,7 +2,7 @@
 
 use memferry_sys::pages::page_bytes;
 
-use super::descriptor::{DsaDescriptor, DsaOperation};
+use super::descriptor::{DsaDescriptor, DsaOperation, flag};
 use super::record::RecordKind;
 
 /// The state of a slot.
@@ -34,6 +34,11 @@ pub(super) struct Slot {
     pub(super) joins_next: bool,
     /// Its end, or that of its batch, raises an interrupt.
     pub(super) raises_interrupt: bool,
+    /// It starts when every slot before it has ended.
+    pub(super) is_ordered: bool,
+    /// A slot before it in its batch is ordered, or it is itself and is not the first: if one before
+    /// that fails, the device abandons this one.
+    pub(super) is_behind_fence: bool,
     /// Both parts are the whole: copies of one source to two targets.
     pub(super) is_parallel: bool,
 }
@@ -43,6 +48,7 @@ impl Slot {
         let (done_bytes, faults) = (0, 0);
         let state = SlotState::Ready;
         let (joins_next, raises_interrupt, is_parallel) = (false, false, false);
+        let (is_ordered, is_behind_fence) = (false, false);
         Self {
             operation,
             length,
@@ -52,6 +58,8 @@ impl Slot {
             state,
             joins_next,
             raises_interrupt,
+            is_ordered,
+            is_behind_fence,
             is_parallel,
         }
     }
@@ -59,6 +67,13 @@ impl Slot {
     /// The descriptor for the device.
     pub(super) const fn descriptor(&self, record: u64) -> DsaDescriptor {
         DsaDescriptor::new(self.operation, self.length).with_flags(self.flags).with_record(record)
+    }
+
+    /// The descriptor in the list of a batch, where it may have a fence. The device rejects a fence
+    /// elsewhere.
+    pub(super) const fn descriptor_in_list(&self, record: u64) -> DsaDescriptor {
+        let fence = if self.is_ordered { flag::FENCE } else { 0 };
+        self.descriptor(record).with_flags(fence)
     }
 
     pub(super) const fn kind(&self) -> RecordKind {

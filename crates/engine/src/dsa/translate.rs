@@ -32,14 +32,17 @@ pub(super) fn slots(
     let is_cached = limits.cache_control && !descriptor.processor_kernel().bypasses_caches();
     let cache = if is_cached { flag::CACHE_CONTROL } else { 0 };
     let flags = cache & operation.valid_flags();
-    let whole = Slot::new(operation, length as u32, flags);
+    // Every part of an ordered descriptor is: the fence of one holds up no other.
+    let is_ordered = descriptor.is_ordered();
+    let slot =
+        |operation, bytes: u64| Slot { is_ordered, ..Slot::new(operation, bytes as u32, flags) };
+    let whole = slot(operation, length);
     let target = match operation {
         DsaOperation::Dualcast { source, target, second }
             if !super::descriptor::has_dualcast_offsets(target, second) =>
         {
             // One copy for each target, reported together.
-            let copy =
-                |target| Slot::new(DsaOperation::Copy { source, target }, length as u32, flags);
+            let copy = |target| slot(DsaOperation::Copy { source, target }, length);
             let first = Slot { joins_next: true, is_parallel: true, ..copy(target) };
             return Ok((first, Some(copy(second))));
         }
@@ -52,8 +55,8 @@ pub(super) fn slots(
     let head = target.next_multiple_of(LINE_BYTES) - target;
     match operation.after(head) {
         Some(rest) if head > 0 && length >= aligned_from => {
-            let first = Slot { joins_next: true, ..Slot::new(operation, head as u32, flags) };
-            Ok((first, Some(Slot::new(rest, (length - head) as u32, flags))))
+            let first = Slot { joins_next: true, ..slot(operation, head) };
+            Ok((first, Some(slot(rest, length - head))))
         }
         _ => Ok((whole, None)),
     }

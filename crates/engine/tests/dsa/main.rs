@@ -4,6 +4,7 @@
 mod commands;
 mod devices;
 mod operations;
+mod ordered;
 mod queues;
 mod rig;
 mod stops;

@@ -21,41 +21,54 @@ impl DsaQueue {
                 return;
             }
             let run = self.next_run();
-            let is_batch = run > 1 && self.batches.len() < self.limits.size;
-            let accepted = if is_batch { self.submit_batch(run) } else { self.submit_singles(run) };
+            let accepted = if run > 1 && self.can_batch() {
+                self.submit_batch(self.published..self.published + run)
+            } else {
+                self.submit_singles(run)
+            };
             if accepted == 0 {
                 return;
             }
+            self.published += accepted;
         }
     }
 
-    /// The number of descriptors that the next batch can have: they are contiguous in memory.
+    /// Whether a batch can be submitted, if the work queue has space.
+    pub(super) fn can_batch(&self) -> bool {
+        self.limits.max_batch > 1 && self.batches.len() < self.limits.size
+    }
+
+    /// The number of descriptors that can be submitted together: as a batch, whose descriptors are
+    /// contiguous in memory, or by themselves. None if the next one waits for others.
     fn next_run(&self) -> u64 {
         let contiguous = self.memory.contiguous_slots(self.index(self.published));
         let max = if self.limits.max_batch > 1 { self.limits.max_batch } else { MAX_SINGLES };
-        (self.head - self.published).min(contiguous as u64).min(max as u64)
+        let run = (self.head - self.published).min(contiguous as u64).min(max as u64);
+        self.run_in_order(run)
     }
 
-    fn submit_batch(&mut self, run: u64) -> u64 {
-        if self.limits.max_batch < 2 {
-            return self.submit_singles(run);
-        }
-        let number = self.first_batch + self.batches.len() as u64;
-        let list = self.memory.descriptor_address(self.index(self.published));
+    /// Submits a batch; returns the number of its descriptors, none if it was not accepted.
+    pub(super) fn submit_batch(&mut self, numbers: Range<u64>) -> u64 {
+        let (first, run) = (numbers.start, numbers.end - numbers.start);
+        let batch_number = self.first_batch + self.batches.len() as u64;
+        let list = self.memory.descriptor_address(self.index(first));
         let batch = DsaDescriptor::new(DsaOperation::Batch { list }, run as u32)
-            .with_record(self.memory.clear_batch_record(number));
+            .with_record(self.memory.clear_batch_record(batch_number));
         // Descriptors of a batch end in any order; the batch ends last.
-        let raises_interrupt = self.raises_interrupt(self.published..self.published + run, 1);
+        let raises_interrupt = self.raises_interrupt(numbers.clone(), 1);
         if self.submit(&[self.with_interrupt(batch, raises_interrupt)]) == 0 {
             return 0;
         }
-        for number_in_ring in self.published..self.published + run {
-            let index = self.index(number_in_ring);
-            self.slots[index].state = SlotState::InBatch(number);
+        let mut is_behind_fence = false;
+        for number in numbers {
+            let index = self.index(number);
+            let slot = &mut self.slots[index];
+            is_behind_fence |= slot.is_ordered && number > first;
+            (slot.state, slot.is_behind_fence) =
+                (SlotState::InBatch(batch_number), is_behind_fence);
         }
         self.batches.push_back(BatchInFlight { is_done: false, raises_interrupt });
         self.running_batches += 1;
-        self.published += run;
         self.counters.batches.fetch_add(1, Ordering::Relaxed);
         run
     }
@@ -73,7 +86,6 @@ impl DsaQueue {
             self.slots[index].state = SlotState::Submitted;
             self.singles.push(number);
         }
-        self.published += accepted;
         accepted
     }
 
@@ -116,7 +128,7 @@ impl DsaQueue {
 
     /// Whether an entry of the work queue is free. The ends of descriptors behind one that is not
     /// reported are looked up only when that matters.
-    fn has_entry(&mut self) -> bool {
+    pub(super) fn has_entry(&mut self) -> bool {
         self.entries() < self.limits.size || self.reclaim() > 0
     }
 

@@ -15,13 +15,17 @@ pub(super) struct FinishedDescriptor {
 pub(super) enum FinalStatus {
     Hardware(HwStatus),
     Cancelled,
+    /// Not started: what its transfer is ordered after has failed.
+    Unstarted,
 }
 
 impl FinalStatus {
     pub(super) fn has_failed(self) -> bool {
         matches!(
             self,
-            Self::Hardware(HwStatus::Failed(_) | HwStatus::BadMemory { .. }) | Self::Cancelled
+            Self::Hardware(HwStatus::Failed(_) | HwStatus::BadMemory { .. })
+                | Self::Cancelled
+                | Self::Unstarted
         )
     }
 }
@@ -29,7 +33,11 @@ impl FinalStatus {
 impl FinishedDescriptor {
     /// Reports the end; returns the error of a failed descriptor.
     pub(super) fn finish(self) -> Result<(), ExecutionError> {
+        // The device was given it with what it is ordered after, and has not executed it.
+        let is_unstarted = self.end.has_failed() && self.descriptor.has_failed_predecessor();
         let error = match self.end {
+            _ if is_unstarted => ExecutionError::Predecessor,
+            FinalStatus::Unstarted => ExecutionError::Predecessor,
             FinalStatus::Hardware(HwStatus::Ok) => {
                 self.descriptor.finish(Ok(None));
                 return Ok(());

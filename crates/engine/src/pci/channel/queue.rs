@@ -308,6 +308,9 @@ fn post_one(hardware: &mut dyn HardwareQueue, entries: &Entries, index: usize) -
     if descriptor.is_cancelled() {
         return PostOutcome::Ended(FinalStatus::Cancelled);
     }
+    if descriptor.has_failed_predecessor() {
+        return PostOutcome::Ended(FinalStatus::Unstarted);
+    }
     if descriptor.length() == 0 {
         return PostOutcome::Ended(FinalStatus::Hardware(HwStatus::Ok));
     }

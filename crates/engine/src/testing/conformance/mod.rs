@@ -28,6 +28,7 @@ mod close;
 mod dualcasts;
 mod numbers;
 mod order;
+mod ordered;
 mod pinning;
 mod signals;
 mod sizes;
@@ -220,6 +221,11 @@ suite! { $;
         a_transfer_after_one_that_is_over_starts_at_once,
         nobody_can_help_a_transfer_before_its_turn,
         a_long_chain_that_falls_at_once_needs_no_deep_stack;
+    ordered:
+        a_chain_that_is_submitted_at_once_is_executed_in_order,
+        an_ordered_descriptor_waits_for_all_before_it_and_for_none_behind_it,
+        what_is_ordered_after_a_failed_descriptor_is_not_begun,
+        what_a_full_or_closed_channel_does_not_accept_keeps_its_order;
     chunks:
         transfers_cut_into_chunks_arrive_whole,
         the_finished_prefix_can_be_used_early,

@@ -68,6 +68,10 @@ pub struct DsaModelCounters {
     pub bytes: u64,
     /// Batches.
     pub batches: u64,
+    /// Descriptors of batches with a fence.
+    pub fences: u64,
+    /// Descriptors of batches that were not executed, because one before a fence did not succeed.
+    pub abandoned: u64,
     /// Completion records written.
     pub records: u64,
     /// Descriptors that stopped at a page fault.
@@ -90,6 +94,8 @@ impl Add for DsaModelCounters {
             descriptors: self.descriptors + other.descriptors,
             bytes: self.bytes + other.bytes,
             batches: self.batches + other.batches,
+            fences: self.fences + other.fences,
+            abandoned: self.abandoned + other.abandoned,
             records: self.records + other.records,
             page_faults: self.page_faults + other.page_faults,
             halts: self.halts + other.halts,

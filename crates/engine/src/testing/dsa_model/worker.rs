@@ -44,6 +44,10 @@ impl DsaModelShared {
                 self.raise_interrupt(&descriptor);
             }
             let ended = match descriptor.operation() {
+                // A fence is reserved outside of a batch.
+                _ if descriptor.flags() & flag::FENCE != 0 => {
+                    self.reject(&step, &descriptor, status::INVALID_FLAGS)
+                }
                 Some(DsaOperation::Batch { list }) => self.run_batch(&step, &descriptor, list),
                 _ => self.run_one(&step, &descriptor),
             };
@@ -74,7 +78,8 @@ impl DsaModelShared {
         count(&mut self.state.lock().queues[step.queue].counters);
     }
 
-    /// Executes the descriptors of a batch: every other batch from its end.
+    /// Executes the descriptors of a batch: every other batch from its end, except that one with a fence
+    /// comes after all before it. A fence after one that did not succeed ends the batch.
     fn run_batch(
         &self,
         step: &ModelStep,
@@ -110,18 +115,24 @@ impl DsaModelShared {
                 |at: usize| u64::from_le_bytes(bytes[8 * at..8 * at + 8].try_into().unwrap());
             descriptors.push(DsaDescriptor::from_words(std::array::from_fn(word)));
         }
-        let has_fence = descriptors.iter().any(|one| one.flags() & flag::FENCE != 0);
+        let has_fence = |index: &usize| descriptors[*index].flags() & flag::FENCE != 0;
+        let mut order: Vec<_> = (0..descriptors.len()).collect();
         let batches = {
             let counters = &mut self.state.lock().queues[step.queue].counters;
             counters.batches += 1;
+            counters.fences += order.iter().filter(|index| has_fence(index)).count() as u64;
             counters.batches
         };
-        if batches % 2 == 0 && !has_fence {
-            descriptors.reverse();
+        if batches % 2 == 0 {
+            // Nothing holds up one without a fence, also behind one with a fence.
+            let (fenced, free): (Vec<_>, Vec<_>) = order.into_iter().partition(has_fence);
+            order = free.into_iter().rev().chain(fenced).collect();
         }
-        let (mut code, mut done) = (status::SUCCESS, 0);
-        for descriptor in &descriptors {
-            if descriptor.flags() & flag::FENCE != 0 && code != status::SUCCESS {
+        let (mut first_failed, mut done) = (usize::MAX, 0);
+        for &index in &order {
+            let descriptor = &descriptors[index];
+            if has_fence(&index) && first_failed < index {
+                self.count(step, |counters| counters.abandoned += count - u64::from(done));
                 break;
             }
             let is_nested = matches!(descriptor.operation(), Some(DsaOperation::Batch { .. }));
@@ -132,9 +143,10 @@ impl DsaModelShared {
             };
             done += 1;
             if ended != status::SUCCESS {
-                code = status::BATCH_FAILED;
+                first_failed = first_failed.min(index);
             }
         }
+        let code = if first_failed == usize::MAX { status::SUCCESS } else { status::BATCH_FAILED };
         self.report(step, batch, CompletionRecord::new(code, 0, done, 0, 0))
     }
 

@@ -65,6 +65,31 @@ fn a_batch_with_a_failed_descriptor_fails_and_a_fence_stops_it() {
     assert_eq!((record.code(), record.completed()), (status::BATCH_FAILED, 1));
     assert_eq!(rig.record(1).code(), status::PAGE_FAULT);
     assert_eq!(rig.record(2).code(), status::NONE, "not executed");
+    assert_eq!((rig.model.counters().fences, rig.model.counters().abandoned), (1, 1));
+    rig.assert_clean();
+}
+
+#[test]
+fn one_with_a_fence_waits_for_those_before_it_and_holds_up_none_behind_it() {
+    let mut rig = ModelRig::new();
+    let fill = |byte: u64| DsaOperation::Fill {
+        pattern: byte * 0x0101_0101_0101_0101,
+        target: rig.at(TARGET),
+    };
+    let copy = DsaOperation::Copy { source: rig.at(TARGET), target: rig.at(TARGET + 1024) };
+    let fenced = rig.descriptor(copy, 64, 2).with_flags(flag::FENCE);
+    let list = [rig.descriptor(fill(1), 64, 1), fenced, rig.descriptor(fill(2), 64, 3)];
+    rig.write_list(&list);
+    // The device executes every second batch from its end.
+    for (number, last) in [(0, 2), (4, 1)] {
+        let batch = DsaOperation::Batch { list: rig.at(LIST) };
+        rig.store(rig.descriptor(batch, 3, number));
+        wait_until("a record", || rig.record(number).code() != 0);
+        assert_eq!(rig.record(number).completed(), 3);
+        assert_eq!(rig.bytes(TARGET + 1024, 64), [1; 64]);
+        assert_eq!(rig.bytes(TARGET, 64), [last; 64]);
+    }
+    assert_eq!((rig.model.counters().fences, rig.model.counters().abandoned), (2, 0));
     rig.assert_clean();
 }
 
@@ -74,7 +99,14 @@ fn mistakes_in_descriptors_are_rejected_and_named() {
     type Wrong = fn(&ModelRig) -> DsaDescriptor;
     let copy: fn(&ModelRig) -> DsaOperation =
         |rig| DsaOperation::Copy { source: rig.at(SOURCE), target: rig.at(TARGET) };
-    let wrong: [(Wrong, u8); 8] = [
+    let wrong: [(Wrong, u8); 9] = [
+        (
+            |rig| {
+                let copy = DsaOperation::Copy { source: rig.at(SOURCE), target: rig.at(TARGET) };
+                rig.descriptor(copy, 64, 0).with_flags(flag::FENCE)
+            },
+            status::INVALID_FLAGS,
+        ),
         (|rig| rig.descriptor(DsaOperation::Batch { list: 64 }, 1, 0), status::DESCRIPTOR_COUNT),
         (|rig| rig.descriptor(DsaOperation::Batch { list: 64 }, 9, 0), status::DESCRIPTOR_COUNT),
         (|rig| rig.descriptor(DsaOperation::Batch { list: 32 }, 2, 0), status::LIST_ALIGNMENT),
