@@ -19,7 +19,7 @@ use crate::group::plain::{Memory, TouchedPages};
 use crate::group::worker::{Member, WorkerArgs};
 use crate::harness::{BufferPair, Sample, warm_up_iterations};
 use crate::message::collective_task::{CollectiveBuffers, run_collective};
-use crate::message::first_touch::{FreshMemory, receive_fresh};
+use crate::message::first_touch::{FreshMemory, Prefaulting, receive_fresh};
 use crate::message::matching::{MAX_DEPTH, match_messages};
 use crate::message::messages::{Link, MessageBuffers, alltoall, pingpong};
 
@@ -106,13 +106,17 @@ impl<M: FreshMemory> Member for MemferryMember<M> {
             GroupTask::Fourier { points } => {
                 fourier(&mut self.group, points, times, &mut self.checked_points)
             }
-            GroupTask::FirstTouch { bytes, fresh, plain } => {
-                let pinning = if plain { Pinning::Off } else { self.usual_pinning };
-                self.group.job.endpoint().set_pinning(pinning)?;
+            GroupTask::FirstTouch { bytes, fresh } => {
                 let first = self.group.rank() == 0;
                 let mut wire = self.group.link_to(if first { 1 } else { 0 });
-                let task = (usize::try_from(bytes)?, fresh);
-                receive_fresh::<M>(&mut wire, first, &mut self.checked_fresh_bytes, task, times)
+                let (endpoint, usual) = (self.group.job.endpoint(), self.usual_pinning);
+                let set_policy = |policy| {
+                    let pinning = if policy == Prefaulting::Off { Pinning::Off } else { usual };
+                    Ok(endpoint.set_pinning(pinning)?)
+                };
+                let (checked, task) =
+                    (&mut self.checked_fresh_bytes, (usize::try_from(bytes)?, fresh));
+                receive_fresh::<M>(&mut wire, first, set_policy, checked, task, times)
             }
             GroupTask::Matching { depth, case } => {
                 let is_receiver = self.group.rank() == 0;

@@ -29,9 +29,9 @@ pub(crate) enum GroupTask {
     /// The first member receives a message that the second already has, and computes on it: always
     /// in the same few slots, or in `cold` slots.
     Receive { bytes: u64, cold: bool },
-    /// A message from the first member to the second, into memory that was never touched (`fresh`)
-    /// or has been used before; `plain` without prefaulting.
-    FirstTouch { bytes: u64, fresh: bool, plain: bool },
+    /// Messages from the first member to the second, into memory that was never touched (`fresh`) or
+    /// has been used before, in turn as usual and without prefaulting.
+    FirstTouch { bytes: u64, fresh: bool },
     /// The first member copies its own memory, one copy after the other.
     SmallCopies { bytes: u64 },
 }
@@ -51,8 +51,6 @@ const ERROR: &str = "error ";
 
 /// What comes before the word of a case.
 const MATCHING: &str = "match-";
-/// How the words of messages into fresh or reused memory begin.
-const FIRST_TOUCH: &str = "land-";
 /// What comes before the word of a collective.
 const COLLECTIVE: &str = "coll-";
 
@@ -69,18 +67,9 @@ impl GroupTask {
             Self::SmallCopies { bytes } => ("copies", bytes),
             Self::Receive { bytes, cold: false } => ("receive-hot", bytes),
             Self::Receive { bytes, cold: true } => ("receive-cold", bytes),
-            Self::FirstTouch { bytes, fresh, plain } => (first_touch_word(fresh, plain), bytes),
+            Self::FirstTouch { bytes, fresh: false } => ("land-reused", bytes),
+            Self::FirstTouch { bytes, fresh: true } => ("land-fresh", bytes),
         }
-    }
-}
-
-/// The word of messages into fresh or reused memory.
-fn first_touch_word(fresh: bool, plain: bool) -> &'static str {
-    match (fresh, plain) {
-        (false, false) => "land-reused",
-        (true, false) => "land-fresh",
-        (false, true) => "land-reused-plain",
-        (true, true) => "land-fresh-plain",
     }
 }
 
@@ -117,18 +106,13 @@ impl FromStr for WorkerCommand {
             "ft" => GroupTask::Fourier { points: size },
             "stream" => GroupTask::Stream { bytes: size },
             "copies" => GroupTask::SmallCopies { bytes: size },
+            "land-reused" => GroupTask::FirstTouch { bytes: size, fresh: false },
+            "land-fresh" => GroupTask::FirstTouch { bytes: size, fresh: true },
             "receive-hot" => GroupTask::Receive { bytes: size, cold: false },
             "receive-cold" => GroupTask::Receive { bytes: size, cold: true },
             _ if word.starts_with(COLLECTIVE) => {
                 let kind = CollectiveKind::from_word(&word[COLLECTIVE.len()..]);
                 GroupTask::Collective { kind: kind.ok_or_else(wrong)?, bytes: size }
-            }
-            _ if word.starts_with(FIRST_TOUCH) => {
-                let both = [(false, false), (false, true), (true, false), (true, true)];
-                let is_it =
-                    |&&(fresh, plain): &&(bool, bool)| first_touch_word(fresh, plain) == word;
-                let &(fresh, plain) = both.iter().find(is_it).ok_or_else(wrong)?;
-                GroupTask::FirstTouch { bytes: size, fresh, plain }
             }
             _ => {
                 let case = word.strip_prefix(MATCHING).and_then(MatchCase::from_word);
@@ -189,10 +173,8 @@ mod tests {
             GroupTask::Receive { bytes: 4096, cold: false },
             GroupTask::Receive { bytes: 1 << 20, cold: true },
             GroupTask::SmallCopies { bytes: 64 },
-            GroupTask::FirstTouch { bytes: 4096, fresh: false, plain: false },
-            GroupTask::FirstTouch { bytes: 4096, fresh: false, plain: true },
-            GroupTask::FirstTouch { bytes: 1 << 20, fresh: true, plain: false },
-            GroupTask::FirstTouch { bytes: 1 << 20, fresh: true, plain: true },
+            GroupTask::FirstTouch { bytes: 4096, fresh: false },
+            GroupTask::FirstTouch { bytes: 1 << 20, fresh: true },
         ] {
             let order = WorkerCommand { task, iterations: 17 };
             assert_eq!(order.to_string().parse::<WorkerCommand>(), Ok(order));

@@ -1,15 +1,13 @@
 //! Candidates of a bench: found, compiled and started here, each as a group of processes. An
 //! unavailable candidate is reported as missing, with the reason.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::rc::Rc;
 use std::time::Duration;
 
 use super::GroupTask;
-use super::candidate::{GroupCandidate, NamedGroup, TaskRunner, WithoutPrefault};
+use super::candidate::{GroupCandidate, HalfOfGroup, NamedGroup, TaskRunner};
 use super::cores::MemberCores;
 use super::lineup::{FIRST_TOUCH_KINDS, MEMFERRY_KINDS, PACKETS, RECEIVERS, TRANSPORTS, UCX};
 use super::process_group::{ProcessGroup, REPLY_TIMEOUT};
@@ -279,9 +277,15 @@ impl BenchEnvironment {
     pub(crate) fn first_touch_candidates(&mut self) -> CandidateSet<'_> {
         let mut field = CandidateSet { groups: Vec::new(), missing: &mut self.missing };
         for ([plain, usual], kind) in FIRST_TOUCH_KINDS {
-            let both = self.launcher.start(kind, 2).map(|group| Rc::new(RefCell::new(group)));
-            field.add(plain, Role::Peer, both.clone().map(WithoutPrefault));
-            field.add(usual, Role::Memferry, both);
+            let (usual_half, plain_half) = match self.launcher.start(kind, 2) {
+                Ok(group) => {
+                    let [usual, plain] = HalfOfGroup::both(group);
+                    (Ok(usual), Ok(plain))
+                }
+                Err(reason) => (Err(reason.clone()), Err(reason)),
+            };
+            field.add(plain, Role::Peer, plain_half);
+            field.add(usual, Role::Memferry, usual_half);
         }
         field
     }

@@ -55,12 +55,23 @@ impl FreshMemory for ShareableBuffer {
     }
 }
 
-/// Sends messages of `bytes` from the first member to the second, one at a time. The second member
-/// prepares its buffer and reports that it is ready; the first member measures from then until the
-/// reply. `checked` is the size whose bytes were last verified.
+/// Whether memory that is not resident is prefaulted for a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Prefaulting {
+    /// As configured.
+    Usual,
+    /// Never.
+    Off,
+}
+
+/// Sends messages of `bytes` from the first member to the second, one at a time, in turn with each
+/// policy. The second member prepares its buffer and reports that it is ready; the first member measures
+/// from then until the reply. The sample has the time with [`Prefaulting::Usual`] as its total, and that
+/// with [`Prefaulting::Off`] as that of messages. `checked` is the size whose bytes were last verified.
 pub(crate) fn receive_fresh<M: FreshMemory>(
     link: &mut impl Link,
     is_first: bool,
+    set_policy: impl Fn(Prefaulting) -> anyhow::Result<()>,
     checked: &mut usize,
     (bytes, fresh): (usize, bool),
     iterations: u64,
@@ -78,16 +89,23 @@ pub(crate) fn receive_fresh<M: FreshMemory>(
         }
         *checked = bytes;
     }
-    let (mut total_ns, warm_up) = (0.0, warm_up_iterations(iterations));
+    let (mut usual_ns, mut off_ns, warm_up) = (0.0, 0.0, warm_up_iterations(iterations));
     for iteration in 0..warm_up + iterations {
-        let once_ns = match (is_first, fresh) {
-            (true, _) => send(link, &memory)?,
-            (false, false) => receive(link, &mut memory, |_| true)?,
-            (false, true) => receive(link, &mut M::fresh(bytes)?, |_| true)?,
-        };
-        total_ns += if iteration < warm_up { 0.0 } else { once_ns };
+        let mut policies = [Prefaulting::Usual, Prefaulting::Off];
+        // Neither is always behind the other.
+        policies.rotate_left((iteration % 2) as usize);
+        for policy in policies {
+            set_policy(policy)?;
+            let once_ns = match (is_first, fresh) {
+                (true, _) => send(link, &memory)?,
+                (false, false) => receive(link, &mut memory, |_| true)?,
+                (false, true) => receive(link, &mut M::fresh(bytes)?, |_| true)?,
+            };
+            let sum_ns = if policy == Prefaulting::Usual { &mut usual_ns } else { &mut off_ns };
+            *sum_ns += if iteration < warm_up { 0.0 } else { once_ns };
+        }
     }
-    Ok(Sample::of_messages(total_ns))
+    Ok(Sample::of_parts(usual_ns, off_ns))
 }
 
 /// Replies of the second member.
@@ -125,7 +143,8 @@ mod tests {
 
     fn run_pair(fresh: bool, breaks: Option<usize>) -> anyhow::Result<Sample> {
         faulty_link::run_pair(breaks, true, |link, is_first| {
-            receive_fresh::<TouchedPages<u8>>(link, is_first, &mut 0, (5000, fresh), 3)
+            let set_policy = |_| Ok(());
+            receive_fresh::<TouchedPages<u8>>(link, is_first, set_policy, &mut 0, (5000, fresh), 3)
         })
     }
 

@@ -158,7 +158,8 @@ fn messages(
         let buffers = if fresh { PinBufferState::Fresh } else { PinBufferState::Reused };
         for &bytes in sizes {
             progress.step(&format!("messages, {buffers}, {}", size::format(bytes)));
-            let rounds = field.interleave(first_touch(bytes, fresh), budget(effort), |_| true);
+            let rounds =
+                field.interleave(GroupTask::FirstTouch { bytes, fresh }, budget(effort), |_| true);
             let speed = |timing: &Sample| bytes as f64 / timing.total_ns;
             let figure = format!("messages into {buffers} buffers");
             outcome.rows.extend(rounds.rows(&figure, bytes, "GB/s", speed));
@@ -171,11 +172,6 @@ fn messages(
     drop(field);
     camp.finish(outcome);
     Ok(worst)
-}
-
-/// The task of the series with prefaulting; the others change it.
-fn first_touch(bytes: u64, fresh: bool) -> GroupTask {
-    GroupTask::FirstTouch { bytes, fresh, plain: false }
 }
 
 /// Many short measurements: the differences are small, and the key is the worst of many sizes. Of equal
@@ -202,9 +198,9 @@ fn notes() -> [String; 3] {
             .into(),
         "Messages go from one process to another, each bound to a core of its own, into a buffer \
          that was never touched or has been used before. Timed are the message and an answer of one \
-         byte, by the sender. Plain is the policy `off`, by the same two processes, which change the \
-         policy for each measurement: two pairs of processes with the same policy differ by up to \
-         7 %. `never_slower` is the worst over \
+         byte, by the sender. Plain is the policy `off`, by the same two processes with the same \
+         memory, which change the policy from message to message: two pairs of processes with the \
+         same policy differ by up to 7 %. `never_slower` is the worst over \
          all sizes of the median ratio of messages, plain against usual, and of device copies, \
          without the cache against with it."
             .into(),
