@@ -14,10 +14,11 @@ use memferry_sys::throttle::ThrottleMonitor;
 
 use super::channel;
 use super::profile::{CpuProfile, ProfileOrigin};
-use crate::contract::{Channel, ChannelOptions, Descriptor, Kernel, Opcode};
+use crate::contract::{Channel, ChannelOptions, Descriptor, Kernel, Opcode, OpenError};
 use crate::runtime::execute::{self, Operands};
 use crate::runtime::profile_store::{MeasureError, check_contention, check_throttling};
 use crate::runtime::threaded::ThreadedChannel;
+use crate::runtime::wake_chain::ChainedParker;
 
 const MAX_BYTES: usize = 16 << 20;
 const BUDGET: Duration = Duration::from_millis(120);
@@ -118,7 +119,7 @@ impl CpuCalibrator {
         source.as_mut_slice().fill(1);
         target.as_mut_slice().fill(2);
         let channel = (affinity::allowed_cores().len() > 1)
-            .then(|| channel::open(&ChannelOptions::default(), 64, 5_000_000, None).ok())
+            .then(|| open_channel(&ChannelOptions::default(), 64, 5_000_000).ok())
             .flatten();
         Some(Self {
             source,
@@ -275,7 +276,7 @@ impl CpuCalibrator {
         const TRIES: u32 = 7;
         self.channel.as_ref()?;
         let options = ChannelOptions { spin_ns: Some(0), ..ChannelOptions::default() };
-        let sleeper = channel::open(&options, 4, 0, None).ok()?;
+        let sleeper = open_channel(&options, 4, 0).ok()?;
         let mut times = Vec::new();
         for _ in 0..TRIES {
             let deadline = Instant::now() + Duration::from_millis(2);
@@ -338,6 +339,15 @@ impl CpuCalibrator {
         }
         from
     }
+}
+
+/// Opens a channel that belongs to no engine.
+fn open_channel(
+    options: &ChannelOptions,
+    capacity: usize,
+    spin_ns: u64,
+) -> Result<ThreadedChannel, OpenError> {
+    channel::open(options, capacity, spin_ns, None, ChainedParker::alone())
 }
 
 /// The time of the fastest try in nanoseconds; NaN without a try.

@@ -15,6 +15,8 @@ pub mod ring;
 mod support;
 #[cfg(not(loom))]
 pub(crate) mod threaded;
+#[doc(hidden)]
+pub mod wake_chain;
 #[cfg(not(loom))]
 pub(crate) mod window;
 
