@@ -50,7 +50,17 @@ fn join(threads: Vec<thread::JoinHandle<()>>) {
 
 #[test]
 fn everybody_who_is_called_by_one_thread_wakes_up() {
-    model(2, || {
+    model(3, || {
+        let sleepers = Sleeper::several::<2>();
+        let threads = start(&sleepers);
+        sleepers.iter().for_each(|sleeper| sleeper.submit());
+        join(threads);
+    });
+}
+
+#[test]
+fn a_sleeper_that_is_woken_by_another_wakes_the_next() {
+    model(1, || {
         let sleepers = Sleeper::several::<3>();
         let threads = start(&sleepers);
         sleepers.iter().for_each(|sleeper| sleeper.submit());
@@ -60,7 +70,7 @@ fn everybody_who_is_called_by_one_thread_wakes_up() {
 
 #[test]
 fn everybody_who_is_called_by_different_threads_wakes_up() {
-    model(3, || {
+    model(2, || {
         let sleepers = Sleeper::several::<2>();
         let mut threads = start(&sleepers);
         let last = sleepers[1].clone();
