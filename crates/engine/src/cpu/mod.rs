@@ -4,12 +4,14 @@ mod calibrate;
 mod channel;
 mod inline_channel;
 mod profile;
+mod sibling;
 
 use std::sync::Arc;
 
 #[doc(hidden)]
 pub use channel::{BUSY_BYTES_PER_NS, LONG_BYTES, MAX_SPINS, POLLS_PER_CLOCK};
 pub use profile::{CpuProfile, ProfileError, ProfileOrigin, ProfileSource};
+pub use sibling::SiblingUse;
 
 use crate::contract::{
     Capabilities, Channel, ChannelOptions, CopyDirection, CostLine, Engine, Kernel, MemoryKind,

@@ -35,9 +35,9 @@ const UNDERWAY: u64 = 1 << 63;
 const MAX_MEMBERS: usize = 63;
 /// The number of channels that a channel wakes when it is woken: so the number of those that are awake
 /// doubles and more with each step.
-const PASSED_ON: usize = 2;
+pub const PASSED_ON: usize = 2;
 /// The usual [`WakeChain::stall_ns`]: far more than a wake-up takes on a machine that is not busy.
-const STALL_NS: u64 = 10_000_000;
+pub const STALL_NS: u64 = 10_000_000;
 
 /// The channels of an engine that wake each other.
 #[derive(Debug)]
