@@ -182,3 +182,18 @@ fn one_line_says_what_adapts_and_what_it_starts_from() {
     let adapts = AdaptedStart::new(&ferry.learned());
     assert!(adapts.line().contains("sharing from always"), "{}", adapts.line());
 }
+
+#[test]
+fn the_gain_of_the_other_thread_of_a_core_is_shown_with_what_follows_where_there_is_one() {
+    let shown = |sibling_gain, neighbour_gain| {
+        let usual = CpuProfile::built_in();
+        let values = measured(&CpuProfile { sibling_gain, neighbour_gain, ..usual });
+        let value = values.into_iter().find(|value| value.name == "sibling_gain");
+        value.map(|value| format!("{}, {}", value.text, value.meaning))
+    };
+    assert_eq!(shown(0.0, 0.0), None);
+    assert!(shown(1.0, 1.8).unwrap().ends_with("not used"));
+    let last = shown(1.25, 1.8).unwrap();
+    assert!(last.starts_with("1.25×") && last.ends_with("after other cores"), "{last}");
+    assert!(shown(1.8, 1.8).unwrap().ends_with("as the nearest core"));
+}
