@@ -25,6 +25,7 @@ use memferry_memory::pinning::Access;
 use crate::plan::{CopyPlan, CopyStrategy, STREAM_SEGMENT_BYTES};
 use crate::policy::Choice;
 use crate::request::{Options, RequestExtras};
+use crate::submit::channel_selection::CopyMemory;
 use crate::submit::{ActiveEngine, FerryCore};
 use crate::transfer::Transfer;
 use memferry_sys::stats;
@@ -143,8 +144,10 @@ impl<I: Iterator<Item = WorkSegment> + Clone> List<'_, I> {
             unsafe { ChunkedWork::of_segments(kernel, segments, self.length, chunk_bytes) }
         });
         let has_work = work.is_some();
-        let target = self.segments.clone().next().map_or(0, |segment| segment.target);
-        let selected = core.select_channels(open, self.length, channels, blocking, target);
+        let first = self.segments.clone().next();
+        let (source, target) = first.map_or((0, 0), |segment| (segment.source, segment.target));
+        let memory = CopyMemory { source, target, bytes: self.length };
+        let selected = core.select_channels(open, memory, channels, blocking);
         let (selected, passed_on) = selected.split_first();
         let completion = self.new_completion(work, passed_on, &mut extras);
         let offers = selected

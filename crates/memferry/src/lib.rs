@@ -200,7 +200,7 @@ pub mod engine {
     /// The processor engine.
     pub mod cpu {
         pub use memferry_engine::cpu::{
-            CpuEngine, CpuProfile, ProfileError, ProfileOrigin, ProfileSource,
+            CpuEngine, CpuProfile, ProfileError, ProfileOrigin, ProfileSource, SiblingUse,
         };
     }
 

@@ -27,9 +27,16 @@ pub fn now_ns() -> u64 {
 
 /// Nanoseconds since an unspecified start, in steps of a few milliseconds. For frequent calls that
 /// cannot afford the exact time. Not comparable with [`now_ns`].
+#[cfg(not(loom))]
 pub fn coarse_ns() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+}
+
+/// A model has no time.
+#[cfg(loom)]
+pub fn coarse_ns() -> u64 {
+    1
 }
 
 /// A point in time by [`coarse_ns`], for the timeouts of code that polls. Durations are wrong by a step

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 /// How far a core is from another, nearest first. The sibling of a core is last but for the core
-/// itself: two threads of one core share its execution units and its first caches, so a copy on one
-/// slows the other down.
+/// itself: two threads of one core share its execution units and its first caches, so a copy on one may
+/// slow the other down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Distance {
     /// Another core with a second-level cache in common.
@@ -21,6 +21,17 @@ pub enum Distance {
     Sibling,
     /// The same core.
     Same,
+}
+
+/// A core, the other hardware thread of it, and the nearest core besides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SiblingPair {
+    /// The core.
+    pub core: usize,
+    /// The other hardware thread of the same core.
+    pub sibling: usize,
+    /// The nearest hardware thread of another core, if there is any.
+    pub neighbour: Option<usize>,
 }
 
 /// What one core shares with others: each field names a group of cores by its lowest one.
@@ -80,6 +91,17 @@ impl Topology {
     /// The node of memory of a core, if it is known.
     pub fn node_of(&self, core: usize) -> Option<usize> {
         self.cores.get(core)?.node
+    }
+
+    /// A core and its sibling, with the nearest of the other cores; `None` if `allowed` has no sibling of
+    /// it.
+    pub fn sibling_pair(&self, core: usize, allowed: &[usize]) -> Option<SiblingPair> {
+        let distance = |other: &usize| self.distance(core, *other);
+        let is_sibling = |other: &usize| distance(other) == Distance::Sibling;
+        let sibling = allowed.iter().copied().find(is_sibling)?;
+        let is_other = |other: &usize| distance(other) < Distance::Sibling;
+        let neighbour = allowed.iter().copied().filter(is_other).min_by_key(distance);
+        Some(SiblingPair { core, sibling, neighbour })
     }
 
     /// The distance between two cores.
@@ -216,6 +238,21 @@ mod tests {
         from_two.sort_by_key(|&core| topology.distance(2, core));
         assert_eq!(from_two, [3, 4, 0, 6, 2]);
         assert!(!topology.is_uniform());
+    }
+
+    #[test]
+    fn a_core_has_a_sibling_and_a_nearest_neighbour_among_the_allowed_cores() {
+        let folder = tempfile::tempdir().unwrap();
+        write_machine(folder.path());
+        let topology = Topology::read(folder.path());
+        let pair = |core, sibling, neighbour| Some(SiblingPair { core, sibling, neighbour });
+        let all: Vec<usize> = (0..8).collect();
+        assert_eq!(topology.sibling_pair(0, &all), pair(0, 4, Some(1)));
+        assert_eq!(topology.sibling_pair(6, &all), pair(6, 2, Some(3)));
+        assert_eq!(topology.sibling_pair(0, &[0, 2, 4, 5]), pair(0, 4, Some(5)));
+        assert_eq!(topology.sibling_pair(0, &[0, 4]), pair(0, 4, None));
+        assert_eq!(topology.sibling_pair(0, &[0, 1, 2, 3]), None);
+        assert_eq!(topology.sibling_pair(9, &all), None);
     }
 
     #[test]

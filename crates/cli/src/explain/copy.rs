@@ -3,12 +3,13 @@
 
 use anyhow::{Context, anyhow};
 use memferry::engine::Kernel;
-use memferry::engine::cpu::{CpuProfile, ProfileOrigin};
+use memferry::engine::cpu::{CpuProfile, ProfileOrigin, SiblingUse};
 use memferry::plan::{
     self, CopyPlan, CopyPlanContext, CopyQuery, CopyReason, CopyStrategy, FixedLimit,
 };
 use memferry::{CacheHint, CudaEngine, Ferry, LearnedValues};
 use memferry_bench::results::size;
+use memferry_sys::topology::Topology;
 use serde::Serialize;
 
 use super::devices::{self, EngineTuning, EngineVerdict, RequestedDevices};
@@ -272,6 +273,7 @@ fn origin(facts: &CopyPlanContext) -> String {
     }
 }
 
+/// The values of the profile, and what follows from them. What this machine does not have is left out.
 fn measured(profile: &CpuProfile) -> Vec<MeasuredValue> {
     let bytes = |name, value: usize, meaning| MeasuredValue {
         name,
@@ -285,7 +287,7 @@ fn measured(profile: &CpuProfile) -> Vec<MeasuredValue> {
         text: format!("{value:.0} {unit}"),
         meaning,
     };
-    vec![
+    let mut values = vec![
         number("handover_ns", profile.handover_ns, "ns", "a cache line to another core"),
         MeasuredValue {
             name: "remote_line_ns",
@@ -315,7 +317,36 @@ fn measured(profile: &CpuProfile) -> Vec<MeasuredValue> {
             plan::max_backlog_bytes(profile) as usize,
             "of a channel, from which the next copies go to another",
         ),
-    ]
+    ];
+    if profile.sibling_gain > 0.0 {
+        let meaning = match profile.sibling_use() {
+            SiblingUse::Near => {
+                "shared with the core's other thread: it is used as the nearest core"
+            }
+            SiblingUse::Last => "shared with the core's other thread: it is used after other cores",
+            SiblingUse::Unused => "shared with the core's other thread: it is not used",
+        };
+        for (name, value, meaning) in [
+            ("sibling_gain", profile.sibling_gain, meaning),
+            ("neighbour_gain", profile.neighbour_gain, "shared with the nearest other core"),
+        ] {
+            // Where no other core is allowed, there is no gain of it.
+            if value > 0.0 {
+                values.push(MeasuredValue { name, value, text: format!("{value:.2}×"), meaning });
+            }
+        }
+    }
+    if Topology::of_machine().nodes() > 1 {
+        values.extend([
+            number("node_query_ns", profile.node_query_ns, "ns", "asking for the node of a page"),
+            bytes(
+                "placed_bytes",
+                plan::placed_bytes(profile) as usize,
+                "copies from here on prefer channels on the nodes of their memory",
+            ),
+        ]);
+    }
+    values
 }
 
 /// The limits that are not measured.

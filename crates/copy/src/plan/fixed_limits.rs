@@ -7,7 +7,7 @@ use super::{limits, registration};
 use crate::ferry::MIN_TIMED_BYTES;
 use crate::list;
 use crate::policy::{dedicated, sticky};
-use crate::submit::{batch, channel_selection, delivery_rates, inline_limit, share_rates};
+use crate::submit::{batch, delivery_rates, inline_limit, share_rates};
 
 /// A limit that is the same on every machine.
 ///
@@ -78,7 +78,7 @@ pub const FIXED_LIMITS: &[FixedLimit] = &[
     bytes("max_backlog", limits::MAX_BACKLOG, "the largest such backlog"),
     limit("wake_factor", limits::WAKE_FACTOR, "×", "a waiting caller wakes channels for copies that take so many times as long"),
     limit("wake_factor_async", limits::WAKE_FACTOR_ASYNCHRONOUS, "×", "the same for a caller that does not wait"),
-    bytes("placed", channel_selection::MIN_PLACED_BYTES, "copies from here on prefer channels on the memory node of their target"),
+    limit("placed_factor", limits::PLACED_FACTOR, "×", "copies that take so many times as long as asking for the nodes of their memory prefer channels there"),
     bytes("policy_small", dedicated::SMALL_BYTES, "the policy dedicated reserves a channel for copies up to this"),
     count("policy_looks", sticky::MAX_LOOKS as u64, "channels", "the policy sticky compares the backlogs of at most so many"),
 
@@ -121,6 +121,8 @@ pub const FIXED_LIMITS: &[FixedLimit] = &[
     count("spin", cpu::DEFAULT_SPIN_NS, "ns", "for which an idle channel polls before it sleeps"),
     count("max_spins", MAX_SPINS as u64, "×", "a channel that was busy polls for up to so many times as long"),
     count("busy_rate", BUSY_BYTES_PER_NS, "bytes/ns", "by which the busy time of a channel is derived from its bytes"),
+    count("woken_by_channel", runtime::PASSED_ON as u64, "channels", "that a channel wakes when it is woken, if they were called"),
+    count("wake_stall", runtime::STALL_NS, "ns", "after which a wake-up that is under way holds up no other"),
     count("polls_per_clock", POLLS_PER_CLOCK as u64, "polls", "between two readings of the clock"),
     bytes("long", LONG_BYTES, "waiters for earlier copies are notified before one of this size starts"),
     count("group", runtime::GROUP, "copies", "that are copied together, a line of each in turn"),

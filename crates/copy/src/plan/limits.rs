@@ -37,11 +37,21 @@ pub(super) const WAKE_FACTOR: f64 = 8.0;
 /// As [`WAKE_FACTOR`], if the caller does not wait.
 pub(super) const WAKE_FACTOR_ASYNCHRONOUS: f64 = 32.0;
 
+/// The kernel is asked for the nodes of a copy's memory if the copy takes at least so many times as long.
+pub(super) const PLACED_FACTOR: f64 = 32.0;
+
 /// Returns the backlog of a channel in bytes from which the next transfers go to another channel: what
 /// a core copies in the time of waking another one.
 pub fn max_backlog_bytes(profile: &CpuProfile) -> u64 {
     let copied = profile.wake_ns * profile.stream_gb_per_s;
     (copied as u64).clamp(MIN_BACKLOG, MAX_BACKLOG)
+}
+
+/// Returns the size in bytes from which the kernel is asked for the nodes of a copy's memory: both questions
+/// take a 32nd of the copy's time at most.
+pub fn placed_bytes(profile: &CpuProfile) -> u64 {
+    let copied = PLACED_FACTOR * 2.0 * profile.node_query_ns * profile.stream_gb_per_s;
+    (copied as u64).max(MIN_SHARE)
 }
 
 /// Returns the number of sleeping channels that are worth waking for `bytes` bytes. The caller's

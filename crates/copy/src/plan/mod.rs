@@ -20,7 +20,7 @@ pub(crate) use limits::{
     STREAM_SEGMENT_BYTES, worth_waking_at,
 };
 use limits::{COLD_STREAM_BYTES, MIN_CHUNK, MIN_SHARE};
-pub use limits::{max_backlog_bytes, worth_waking};
+pub use limits::{max_backlog_bytes, placed_bytes, worth_waking};
 pub use reason::CopyReason;
 
 use crate::request::CacheHint;

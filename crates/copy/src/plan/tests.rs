@@ -123,6 +123,17 @@ fn only_large_copies_wake_sleeping_channels() {
 }
 
 #[test]
+fn memory_is_looked_up_for_copies_that_take_far_longer_than_that() {
+    let placed = |node_query_ns| {
+        let stream_gb_per_s = 10.0;
+        placed_bytes(&CpuProfile { node_query_ns, stream_gb_per_s, ..context().profile })
+    };
+    assert_eq!(placed(1000.0), 640_000);
+    assert_eq!(placed(2000.0), 1_280_000);
+    assert_eq!(placed(1.0), MIN_SHARE);
+}
+
+#[test]
 fn a_backlog_is_what_is_copied_while_another_channel_wakes() {
     let backlog = |wake_ns, stream_gb_per_s| {
         max_backlog_bytes(&CpuProfile { wake_ns, stream_gb_per_s, ..context().profile })

@@ -97,7 +97,10 @@ impl Policy {
             PolicyKind::RoundRobin => Self::RoundRobin(RoundRobin::default()),
             PolicyKind::Dedicated => Self::Dedicated(Dedicated),
             PolicyKind::Adaptive => Self::Adaptive(Adaptive),
-            PolicyKind::Sticky => Self::Sticky(Sticky::new(plan::max_backlog_bytes(profile))),
+            PolicyKind::Sticky => {
+                let max_backlog_bytes = plan::max_backlog_bytes(profile);
+                Self::Sticky(Sticky::new(max_backlog_bytes, profile.sibling_use()))
+            }
         }
     }
 

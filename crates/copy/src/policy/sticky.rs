@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use memferry_engine::Channel;
+use memferry_engine::cpu::SiblingUse;
 use memferry_sys::topology::Topology;
 
 use super::{Choice, Nearness};
@@ -35,15 +36,17 @@ pub(crate) struct Sticky {
     topology: &'static Topology,
     /// All cores are equally near: no channel is asked for its core.
     is_uniform: bool,
+    /// What channels on the other hardware thread of the caller's core are used for.
+    sibling: SiblingUse,
 }
 
 impl Sticky {
     /// `max_backlog_bytes` is what a core copies in the time of waking another one.
-    pub(super) fn new(max_backlog_bytes: u64) -> Self {
+    pub(super) fn new(max_backlog_bytes: u64, sibling: SiblingUse) -> Self {
         let (current, bound, window, in_flight) = Default::default();
         let topology = Topology::of_machine();
         let is_uniform = topology.is_uniform();
-        Self { current, bound, window, in_flight, max_backlog_bytes, topology, is_uniform }
+        Self { current, bound, window, in_flight, max_backlog_bytes, topology, is_uniform, sibling }
     }
 
     /// About how many bytes are in flight, if a channel had too much of them.
@@ -70,7 +73,7 @@ impl Sticky {
     /// `bound` is what was submitted since the last look, and `bytes` the last of it.
     #[inline(never)]
     fn look(&self, channels: &[Arc<dyn Channel>], current: usize, bytes: u64, bound: u64) -> usize {
-        let near = (!self.is_uniform).then(|| Nearness::of_caller(self.topology));
+        let near = (!self.is_uniform).then(|| Nearness::of_caller(self.topology, self.sibling));
         self.look_from(near, channels, current, bytes, bound)
     }
 
@@ -138,17 +141,17 @@ impl Sticky {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use memferry_engine::contract::{ChannelStatistics, SubmitError, Submitted};
     use memferry_engine::{Descriptor, ExecutionError, Sequence};
 
     /// A channel with a backlog that the test sets; nothing is submitted to it.
     #[derive(Debug, Default)]
-    struct LoadedChannel {
-        backlog: AtomicU64,
-        sleeps: bool,
-        core: Option<usize>,
+    pub(crate) struct LoadedChannel {
+        pub(crate) backlog: AtomicU64,
+        pub(crate) sleeps: bool,
+        pub(crate) core: Option<usize>,
     }
 
     // SAFETY: it accepts no descriptor.
@@ -196,7 +199,7 @@ mod tests {
             let channel = |index| LoadedChannel { sleeps: index >= awake, ..Default::default() };
             let loads: Vec<_> = (0..awake + asleep).map(|index| Arc::new(channel(index))).collect();
             let channels = loads.iter().map(|load| load.clone() as Arc<dyn Channel>).collect();
-            Self { policy: Sticky::new(max_backlog_bytes), loads, channels }
+            Self { policy: Sticky::new(max_backlog_bytes, SiblingUse::Last), loads, channels }
         }
 
         /// Chooses channels for transfers, each of which stays in flight.
@@ -238,15 +241,15 @@ mod tests {
         assert_eq!(fixture.choose(1, 1000), [2]);
     }
 
-    /// Two nodes of two cores with a thread each.
-    fn two_nodes() -> &'static Topology {
+    /// A machine of cores, each with the list of its siblings, on nodes, each with the list of its cores.
+    pub(crate) fn machine(siblings: &[&str], nodes: &[&str]) -> &'static Topology {
         let folder = tempfile::tempdir().unwrap();
-        for core in 0..4 {
+        for (core, siblings) in siblings.iter().enumerate() {
             let path = folder.path().join(format!("cpu/cpu{core}/topology"));
             std::fs::create_dir_all(&path).unwrap();
-            std::fs::write(path.join("thread_siblings_list"), format!("{core}\n")).unwrap();
+            std::fs::write(path.join("thread_siblings_list"), siblings).unwrap();
         }
-        for (node, cores) in [(0, "0-1\n"), (1, "2-3\n")] {
+        for (node, cores) in nodes.iter().enumerate() {
             let path = folder.path().join(format!("node/node{node}"));
             std::fs::create_dir_all(&path).unwrap();
             std::fs::write(path.join("cpulist"), cores).unwrap();
@@ -256,14 +259,14 @@ mod tests {
 
     #[test]
     fn of_channels_with_the_same_load_the_nearest_is_next_and_idle_ones_start_over_with_it() {
-        let topology = two_nodes();
-        let policy = Sticky::new(900);
+        let topology = machine(&["0", "1", "2", "3"], &["0-1", "2-3"]);
+        let policy = Sticky::new(900, SiblingUse::Last);
         let loads: Vec<_> = (0..4)
             .map(|core| Arc::new(LoadedChannel { core: Some(core), ..Default::default() }))
             .collect();
         let channels: Vec<_> = loads.iter().map(|load| load.clone() as Arc<dyn Channel>).collect();
         let look = |here, current| {
-            let near = Nearness::at(topology, here);
+            let near = Nearness::at(topology, here, SiblingUse::Last);
             policy.look_from(Some(near), &channels, current, 1000, 1000)
         };
         // All are idle: the one on the same node, not the one on the same core.

@@ -4,11 +4,28 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use memferry_engine::Channel;
+use memferry_engine::cpu::SiblingUse;
 use memferry_sys::topology::{self, Distance, Topology};
 
 use super::{ActiveEngine, FerryCore};
 use crate::plan;
 use crate::policy::{Choice, Nearness, PolicyKind};
+use crate::request::Request;
+
+/// Where the memory of a copy is. Address 0 stands for none.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CopyMemory {
+    pub(crate) source: u64,
+    pub(crate) target: u64,
+    pub(crate) bytes: u64,
+}
+
+impl CopyMemory {
+    /// The memory of a request.
+    pub(super) fn of(request: &Request<'_>) -> Self {
+        Self { source: request.source, target: request.target, bytes: request.length }
+    }
+}
 
 impl FerryCore {
     /// Returns up to `count` channels of a device, starting with the least loaded one. All channels
@@ -30,17 +47,17 @@ impl FerryCore {
 
     /// Selects at most `count` channels that get a work offer: those that are awake, and as many
     /// sleeping ones as the copy is worth waking. If the caller does not wait, the first one in order is
-    /// always among them: the channel that the policy chose, unless another is nearer to the memory at
-    /// `target`. A waiting caller needs none. Returns none if the policy leaves the copy to the caller.
-    /// Of more channels than `count`, those near the caller are preferred, or near that memory.
+    /// always among them: the channel that the policy chose, unless another is nearer to the memory. A waiting caller needs none. Returns none if the policy leaves the copy to the caller.
+    /// Of more channels than `count`, those near the caller are preferred, or near that memory. A channel on
+    /// the other hardware thread of the caller's core is left out if sharing with it does not pay.
     pub(crate) fn select_channels<'a>(
         &self,
         open: &'a ActiveEngine,
-        bytes: u64,
+        memory: CopyMemory,
         count: usize,
         blocking: bool,
-        target: u64,
     ) -> ChannelSelection<'a> {
+        let bytes = memory.bytes;
         let mut chosen = ChannelSelection::default();
         let Choice::Channel { index, first_channel: first_lane } =
             self.policy.choose(&open.channels, bytes)
@@ -50,9 +67,16 @@ impl FerryCore {
         let lanes = &open.channels[first_lane..];
         let in_turn =
             || (0..lanes.len()).map(|turn| &lanes[(index - first_lane + turn) % lanes.len()]);
-        if lanes.len() > count {
+        let sibling = self.plan_context.profile.sibling_use();
+        if lanes.len() > count || sibling == SiblingUse::Unused {
             let mut near: Vec<_> = in_turn().collect();
-            sort_by_distance(&mut near, self.policy.kind(), bytes, target);
+            let place = Nearness::of_caller(Topology::of_machine(), sibling);
+            leave_out_unused(&mut near, place, usize::from(!blocking));
+            if near.len() > count {
+                let nodes = nodes_of(memory, plan::placed_bytes(&self.plan_context.profile));
+                let is_in_turn = self.policy.kind() == PolicyKind::RoundRobin;
+                sort_by_distance(&mut near, place, &nodes, is_in_turn);
+            }
             self.fill_selection(&mut chosen, near.into_iter(), count, bytes, blocking);
         } else {
             self.fill_selection(&mut chosen, in_turn(), count, bytes, blocking);
@@ -119,35 +143,46 @@ impl FerryCore {
     }
 }
 
-/// Minimum size in bytes of a copy for which the kernel is asked for the node of its target.
-pub(crate) const MIN_PLACED_BYTES: u64 = 1 << 20;
+/// Removes channels with which sharing does not pay, behind the first `kept`.
+fn leave_out_unused(channels: &mut Vec<&Arc<dyn Channel>>, place: Nearness<'_>, kept: usize) {
+    let mut left = kept;
+    channels.retain(|channel| {
+        let is_kept = left > 0;
+        left = left.saturating_sub(1);
+        is_kept || !place.is_unused(&***channel)
+    });
+}
+
+/// Returns the nodes of the memory of a large copy, on a machine with several: that of the target, then that
+/// of the source.
+fn nodes_of(memory: CopyMemory, min_bytes: u64) -> Vec<usize> {
+    if Topology::of_machine().nodes() < 2 || memory.bytes < min_bytes {
+        return Vec::new();
+    }
+    [memory.target, memory.source].into_iter().filter_map(topology::memory_node).collect()
+}
 
 /// Sorts channels by the distance of their threads from the calling thread: those first that share
-/// caches with it, and one on the same core last. The channel that the policy chose stays the first.
-/// On a machine with several nodes of memory, channels on the node of a large target come before all
+/// caches with it, and one on the same core last, unless that is measured to be as good. The first one
+/// stays the first: the policy chose it. Channels on the first of the `nodes` of memory come before all
 /// others, also before that one if it is on another node, unless the policy is to use all channels in
-/// turn. Channels without a thread keep their order.
+/// turn; those on the next node come after them. Channels without a thread keep their order.
 fn sort_by_distance(
     channels: &mut [&Arc<dyn Channel>],
-    policy: PolicyKind,
-    bytes: u64,
-    target: u64,
+    near: Nearness<'_>,
+    nodes: &[usize],
+    is_in_turn: bool,
 ) {
-    let topology = Topology::of_machine();
-    let is_placed = topology.nodes() > 1 && bytes >= MIN_PLACED_BYTES;
-    let node = is_placed.then(|| topology::memory_node(target)).flatten();
-    let near = Nearness::of_caller(topology);
-    let is_on_node =
-        |channel: &dyn Channel| channel.core().is_some_and(|core| topology.node_of(core) == node);
-    let chosen_stays =
-        node.is_none() || policy == PolicyKind::RoundRobin || is_on_node(&**channels[0]);
-    let distance = |channel: &&Arc<dyn Channel>| match channel.core() {
-        Some(core) => {
-            (node.is_some() && topology.node_of(core) != node, near.distance(&***channel))
-        }
-        None => (true, Distance::OtherNode),
+    let rank = |channel: &dyn Channel| {
+        let node = near.node_of(channel);
+        nodes.iter().position(|wanted| Some(*wanted) == node).unwrap_or(nodes.len())
     };
-    channels[usize::from(chosen_stays)..].sort_by_cached_key(distance);
+    let distance = |channel: &&Arc<dyn Channel>| match channel.core() {
+        Some(_) => (rank(&***channel), near.distance(&***channel)),
+        None => (usize::MAX, Distance::OtherNode),
+    };
+    let first_stays = is_in_turn || rank(&**channels[0]) == 0;
+    channels[usize::from(first_stays)..].sort_by_cached_key(distance);
 }
 
 /// The channels that get a work offer. Usually there is one, for which no list is allocated.
@@ -187,5 +222,54 @@ impl<'a> ChannelSelection<'a> {
         }
         let passed_on = others.into_iter().rev().map(Arc::downgrade).collect();
         (Self { first, others: Vec::new() }, passed_on)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::sticky::tests::{LoadedChannel, machine};
+
+    /// A channel on each core.
+    fn channels(cores: usize) -> Vec<Arc<dyn Channel>> {
+        let channel = |core| LoadedChannel { core: Some(core), ..LoadedChannel::default() };
+        (0..cores).map(|core| Arc::new(channel(core)) as Arc<dyn Channel>).collect()
+    }
+
+    fn cores(channels: &[&Arc<dyn Channel>]) -> Vec<usize> {
+        channels.iter().filter_map(|channel| channel.core()).collect()
+    }
+
+    #[test]
+    fn channels_on_the_node_of_the_target_come_first_and_then_those_of_the_source() {
+        let topology = machine(&["0", "1", "2", "3", "4", "5"], &["0-1", "2-3", "4-5"]);
+        let channels = channels(6);
+        let sorted = |here, nodes: &[usize]| {
+            let mut sorted: Vec<_> = channels.iter().collect();
+            let place = Nearness::at(topology, here, SiblingUse::Last);
+            sort_by_distance(&mut sorted, place, nodes, false);
+            cores(&sorted)
+        };
+        assert_eq!(sorted(3, &[]), [0, 2, 1, 4, 5, 3], "the first one was chosen");
+        assert_eq!(sorted(3, &[2, 1]), [4, 5, 2, 3, 0, 1]);
+        assert_eq!(sorted(5, &[0, 1]), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(sorted(5, &[1, 1]), [2, 3, 4, 0, 1, 5]);
+    }
+
+    #[test]
+    fn a_sibling_is_used_as_it_was_measured() {
+        let topology = machine(&["0,2", "1,3", "0,2", "1,3"], &["0-3"]);
+        let channels = channels(4);
+        let selected = |sibling, kept| {
+            let place = Nearness::at(topology, 0, sibling);
+            let mut selected: Vec<_> = channels.iter().skip(1).collect();
+            leave_out_unused(&mut selected, place, kept);
+            selected.sort_by_key(|channel| place.distance(&***channel));
+            cores(&selected)
+        };
+        assert_eq!(selected(SiblingUse::Last, 0), [1, 3, 2]);
+        assert_eq!(selected(SiblingUse::Near, 0), [2, 1, 3]);
+        assert_eq!(selected(SiblingUse::Unused, 0), [1, 3]);
+        assert_eq!(selected(SiblingUse::Unused, 2), [1, 3, 2], "those that are kept stay");
     }
 }

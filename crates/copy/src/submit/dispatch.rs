@@ -8,7 +8,7 @@ use memferry_engine::completion::{
 use memferry_engine::{Channel, Descriptor};
 
 use super::FerryCore;
-use super::channel_selection::ChannelSelection;
+use super::channel_selection::{ChannelSelection, CopyMemory};
 use crate::parts::{self, PartBuilder};
 use crate::plan::{CopyPlan, CopyStrategy};
 use crate::policy::Choice;
@@ -170,8 +170,7 @@ impl FerryCore {
         if open.engine.registrations().is_some() {
             return (self.least_loaded_channels(open, channels), Vec::new());
         }
-        let selected =
-            self.select_channels(open, request.length, channels, blocking, request.target);
+        let selected = self.select_channels(open, CopyMemory::of(request), channels, blocking);
         // Only processors pass a work offer on.
         if open.runs_lists { selected.split_first() } else { (selected, Vec::new()) }
     }
@@ -210,8 +209,7 @@ impl FerryCore {
         let offer = || Descriptor::work_offer(completion.clone()).shared(true);
         let first = self.least_loaded_channels(device, 1).into_iter();
         let first = first.map(|channel| device.batch(channel, offer()));
-        let selected =
-            self.select_channels(others, request.length, channels, *blocking, request.target);
+        let selected = self.select_channels(others, CopyMemory::of(request), channels, *blocking);
         let selected = selected.into_iter().map(|channel| others.batch(channel, offer()));
         // SAFETY: the completion belongs to this transfer, and these are all its descriptors.
         unsafe { transfer.dispatch(first.chain(selected)) };

@@ -11,13 +11,15 @@ use memferry_sys::contention::{ContentionMeter, CpuTimes, own_waited_ns};
 use memferry_sys::copy::stream::Streaming;
 use memferry_sys::pages::Pages;
 use memferry_sys::throttle::ThrottleMonitor;
+use memferry_sys::topology::{self, SiblingPair, Topology};
 
 use super::channel;
 use super::profile::{CpuProfile, ProfileOrigin};
-use crate::contract::{Channel, ChannelOptions, Descriptor, Kernel, Opcode};
+use crate::contract::{Channel, ChannelOptions, Descriptor, Kernel, Opcode, OpenError};
 use crate::runtime::execute::{self, Operands};
 use crate::runtime::profile_store::{MeasureError, check_contention, check_throttling};
 use crate::runtime::threaded::ThreadedChannel;
+use crate::runtime::wake_chain::ChainedParker;
 
 const MAX_BYTES: usize = 16 << 20;
 const BUDGET: Duration = Duration::from_millis(120);
@@ -61,6 +63,9 @@ fn measure_with(calibrator: &mut CpuCalibrator) -> CpuProfile {
     let streaming = calibrator.best_streaming();
     let stream = Kernel::Stream(streaming);
     profile.streaming = streaming;
+    if let Some(gains) = calibrator.gains_on_bound_cores(stream) {
+        (profile.sibling_gain, profile.neighbour_gain) = gains;
+    }
     profile.stream_gb_per_s = calibrator.one_core_gb_per_s(stream, MAX_BYTES);
     profile.pair_stream_gb_per_s = calibrator.shared_gb_per_s(stream, MAX_BYTES);
     profile.stream_bytes =
@@ -68,6 +73,7 @@ fn measure_with(calibrator: &mut CpuCalibrator) -> CpuProfile {
     profile.shared_stream_bytes =
         crossover(|kernel, bytes| calibrator.shared_gb_per_s(kernel, bytes), stream);
     profile.split_bytes = calibrator.split_bytes();
+    profile.node_query_ns = calibrator.node_query_ns().unwrap_or(profile.node_query_ns);
     profile
 }
 
@@ -118,7 +124,7 @@ impl CpuCalibrator {
         source.as_mut_slice().fill(1);
         target.as_mut_slice().fill(2);
         let channel = (affinity::allowed_cores().len() > 1)
-            .then(|| channel::open(&ChannelOptions::default(), 64, 5_000_000, None).ok())
+            .then(|| open_channel(&ChannelOptions::default(), 64, 5_000_000).ok())
             .flatten();
         Some(Self {
             source,
@@ -206,6 +212,55 @@ impl CpuCalibrator {
         BYTES as f64 / times.fold(f64::INFINITY, f64::min).max(1.0)
     }
 
+    /// The gains of sharing a copy with the sibling of this core and with the nearest other core, measured
+    /// by a thread that is bound to this core. `None` if no sibling is allowed.
+    fn gains_on_bound_cores(&mut self, kernel: Kernel) -> Option<(f64, f64)> {
+        let (here, allowed) = (affinity::current_core(), affinity::allowed_cores());
+        let pair = Topology::of_machine().sibling_pair(here, &allowed)?;
+        std::thread::scope(|scope| {
+            let measure = || {
+                affinity::bind_to_core(pair.core).ok()?;
+                self.gains(pair, kernel)
+            };
+            let builder = std::thread::Builder::new().name("memferry-measure".into());
+            builder.spawn_scoped(scope, measure).ok()?.join().ok()?
+        })
+    }
+
+    fn gains(&mut self, pair: SiblingPair, kernel: Kernel) -> Option<(f64, f64)> {
+        let alone = self.cold_with(None, kernel)?;
+        let sibling = self.cold_with(Some(pair.sibling), kernel)?;
+        let neighbour = match pair.neighbour {
+            Some(core) => self.cold_with(Some(core), kernel)?,
+            None => 0.0,
+        };
+        Some((sibling / alone, neighbour / alone))
+    }
+
+    /// The bandwidth of this core, together with a channel on another one if that is named, of data that
+    /// is in no cache.
+    fn cold_with(&mut self, core: Option<usize>, kernel: Kernel) -> Option<f64> {
+        let bound = |core| {
+            let options = ChannelOptions { core: Some(core), ..ChannelOptions::default() };
+            open_channel(&options, 64, 5_000_000)
+        };
+        let channel = core.map(bound).transpose().ok()?;
+        let usual = std::mem::replace(&mut self.channel, channel);
+        let gb_per_s = self.cold_gb_per_s(kernel);
+        self.channel = usual;
+        // Without a try, the machine was too busy.
+        (!self.is_incomplete.get()).then_some(gb_per_s)
+    }
+
+    /// The time in nanoseconds to ask the kernel for the node of a page. `None` where there is only one.
+    fn node_query_ns(&self) -> Option<f64> {
+        const PAGES: usize = 64;
+        const TRIES: usize = 5;
+        let ask =
+            || (0..PAGES).for_each(|page| _ = topology::memory_node(self.target_at(page << 12)));
+        (Topology::of_machine().nodes() > 1).then(|| best_ns(TRIES, ask) / PAGES as f64)
+    }
+
     fn source_at(&self, offset: usize) -> u64 {
         self.source.as_ptr() as u64 + offset as u64
     }
@@ -275,7 +330,7 @@ impl CpuCalibrator {
         const TRIES: u32 = 7;
         self.channel.as_ref()?;
         let options = ChannelOptions { spin_ns: Some(0), ..ChannelOptions::default() };
-        let sleeper = channel::open(&options, 4, 0, None).ok()?;
+        let sleeper = open_channel(&options, 4, 0).ok()?;
         let mut times = Vec::new();
         for _ in 0..TRIES {
             let deadline = Instant::now() + Duration::from_millis(2);
@@ -340,6 +395,15 @@ impl CpuCalibrator {
     }
 }
 
+/// Opens a channel that belongs to no engine.
+fn open_channel(
+    options: &ChannelOptions,
+    capacity: usize,
+    spin_ns: u64,
+) -> Result<ThreadedChannel, OpenError> {
+    channel::open(options, capacity, spin_ns, None, ChainedParker::alone())
+}
+
 /// The time of the fastest try in nanoseconds; NaN without a try.
 fn best_ns(tries: usize, mut run: impl FnMut()) -> f64 {
     if tries == 0 {
@@ -374,6 +438,25 @@ fn best_of(tries: usize, mut run: impl FnMut()) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gains_are_measured_with_each_core_and_the_usual_channel_is_kept() {
+        let cores = affinity::allowed_cores();
+        let [core, sibling, ..] = cores[..] else {
+            let why = "there is only one core";
+            return memferry_testing::skip(memferry_testing::Requirement::Cores, why);
+        };
+        let pair = SiblingPair { core, sibling, neighbour: Some(sibling) };
+        let mut calibrator = CpuCalibrator::new().unwrap();
+        match calibrator.gains(pair, Kernel::Cached) {
+            Some((sibling, neighbour)) => assert!(sibling > 0.0 && neighbour > 0.0),
+            None => assert!(calibrator.is_incomplete.get(), "only a busy machine is not measured"),
+        }
+        assert!(calibrator.channel.is_some());
+        let pair = SiblingPair { neighbour: None, ..pair };
+        let gains = calibrator.gains(pair, Kernel::Cached);
+        assert!(gains.is_none_or(|(_, neighbour)| neighbour == 0.0));
+    }
 
     #[test]
     fn a_measurement_stops_when_its_time_is_up() {

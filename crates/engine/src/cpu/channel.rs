@@ -12,6 +12,7 @@ use crate::contract::{
 use crate::runtime::group::{GROUP, Group};
 use crate::runtime::ring::ClaimedRun;
 use crate::runtime::threaded::{ChannelShared, ThreadedChannel};
+use crate::runtime::wake_chain::ChainedParker;
 use crate::runtime::window::WindowKernel;
 
 /// Opens a channel.
@@ -20,9 +21,10 @@ pub(super) fn open(
     default_capacity: usize,
     default_spin_ns: u64,
     window: Option<WindowKernel>,
+    idle: ChainedParker,
 ) -> Result<ThreadedChannel, OpenError> {
     let spin = Duration::from_nanos(options.spin_ns.unwrap_or(default_spin_ns));
-    ThreadedChannel::open("cpu", options, default_capacity, window, true, move |shared| {
+    ThreadedChannel::open("cpu", options, default_capacity, window, true, idle, move |shared| {
         let worker = CpuWorker { shared, spin };
         Ok(move || worker.run())
     })

@@ -4,17 +4,20 @@ mod calibrate;
 mod channel;
 mod inline_channel;
 mod profile;
+mod sibling;
 
 use std::sync::Arc;
 
 #[doc(hidden)]
 pub use channel::{BUSY_BYTES_PER_NS, LONG_BYTES, MAX_SPINS, POLLS_PER_CLOCK};
 pub use profile::{CpuProfile, ProfileError, ProfileOrigin, ProfileSource};
+pub use sibling::SiblingUse;
 
 use crate::contract::{
     Capabilities, Channel, ChannelOptions, CopyDirection, CostLine, Engine, Kernel, MemoryKind,
     MemoryKindSet, OpcodeSet, OpenError, RegistrationMode,
 };
+use crate::runtime::wake_chain::WakeChain;
 use crate::runtime::window::WindowKernel;
 
 /// The default capacity of a channel, in descriptors.
@@ -44,6 +47,8 @@ pub struct CpuEngine {
     profile: Arc<CpuProfile>,
     spin_ns: u64,
     has_threads: bool,
+    /// The channels, which wake each other.
+    wake_chain: Arc<WakeChain>,
 }
 
 impl CpuEngine {
@@ -67,6 +72,7 @@ impl CpuEngine {
             // On a single core, a spinning channel only keeps other threads from running.
             spin_ns: if is_single_core { 0 } else { DEFAULT_SPIN_NS },
             has_threads: true,
+            wake_chain: Arc::default(),
         }
     }
 
@@ -103,6 +109,7 @@ impl Engine for CpuEngine {
         let remote = if kernel.bypasses_caches() { Kernel::Cached } else { kernel };
         let (bytes, gb_per_s) = (shared_stream_bytes as u64, stream_gb_per_s);
         let window = WindowKernel { kernel, bytes, remote, gb_per_s };
-        Ok(Arc::new(channel::open(options, DEFAULT_CAPACITY, self.spin_ns, Some(window))?))
+        let idle = self.wake_chain.join();
+        Ok(Arc::new(channel::open(options, DEFAULT_CAPACITY, self.spin_ns, Some(window), idle)?))
     }
 }

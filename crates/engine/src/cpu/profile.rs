@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use memferry_sys::copy::stream::Streaming;
 use memferry_sys::{affinity, cpu};
 
+use super::SiblingUse;
 use super::calibrate;
 use crate::runtime::profile_store::{self, MeasureError, ProfileFields, StoredProfile};
 pub use crate::runtime::profile_store::{ProfileError, ProfileOrigin, ProfileSource};
@@ -39,6 +40,13 @@ pub struct CpuProfile {
     /// The time that reading a long range takes more for each cache line, if another core has written
     /// it, in nanoseconds.
     pub remote_line_ns: f64,
+    /// How many times as fast as by one core a copy is that it shares with the other hardware thread of
+    /// the same core; 0 if there is none, or if it was not measured.
+    pub sibling_gain: f64,
+    /// The same for a copy that it shares with the nearest other core.
+    pub neighbour_gain: f64,
+    /// The time in nanoseconds to ask the kernel for the node of a page of memory.
+    pub node_query_ns: f64,
     /// The bandwidth of one core with data in its cache.
     pub cached_gb_per_s: f64,
     /// The bandwidth of one core with non-temporal stores.
@@ -79,6 +87,11 @@ impl CpuProfile {
         profile_store::saved_for_all(affinity::online_cores())
     }
 
+    /// What channels on the other hardware thread of the caller's core are used for.
+    pub fn sibling_use(&self) -> SiblingUse {
+        SiblingUse::of_gains(self.sibling_gain, self.neighbour_gain)
+    }
+
     /// The default path of saved profiles.
     pub fn default_path() -> Option<PathBuf> {
         profile_store::default_path::<Self>()
@@ -104,6 +117,9 @@ impl CpuProfile {
             handover_ns: 200.0,
             wake_ns: 3000.0,
             remote_line_ns: 5.0,
+            sibling_gain: 0.0,
+            neighbour_gain: 0.0,
+            node_query_ns: 1000.0,
             cached_gb_per_s: 20.0,
             stream_gb_per_s: 10.0,
             pair_stream_gb_per_s: 18.0,
@@ -153,7 +169,18 @@ impl StoredProfile for CpuProfile {
                 self.remote_line_ns
             ));
         }
-        let times = [("handover_ns", self.handover_ns, 1e5), ("wake_ns", self.wake_ns, 1e6)];
+        for (name, gain) in
+            [("sibling_gain", self.sibling_gain), ("neighbour_gain", self.neighbour_gain)]
+        {
+            if !(0.0..=100.0).contains(&gain) {
+                return Some(format!("{name} is {gain:.2}, not in 0 to 100"));
+            }
+        }
+        let times = [
+            ("handover_ns", self.handover_ns, 1e5),
+            ("wake_ns", self.wake_ns, 1e6),
+            ("node_query_ns", self.node_query_ns, 1e6),
+        ];
         for (name, ns, max) in times {
             if !(1.0..=max).contains(&ns) {
                 return Some(format!("{name} is {ns:.0}, not in 1 to {max:.0}"));
@@ -192,6 +219,7 @@ impl StoredProfile for CpuProfile {
             ("handover_ns", self.handover_ns),
             ("wake_ns", self.wake_ns),
             ("remote_line_ns", self.remote_line_ns),
+            ("node_query_ns", self.node_query_ns),
             ("cached_gb_per_s", self.cached_gb_per_s),
             ("stream_gb_per_s", self.stream_gb_per_s),
             ("pair_stream_gb_per_s", self.pair_stream_gb_per_s),
@@ -203,12 +231,26 @@ impl StoredProfile for CpuProfile {
         ] {
             let _ = writeln!(text, "{name} {value}");
         }
+        for (name, gain) in
+            [("sibling_gain", self.sibling_gain), ("neighbour_gain", self.neighbour_gain)]
+        {
+            // What was not measured is left out: every number of a profile is positive.
+            if gain > 0.0 {
+                let _ = writeln!(text, "{name} {gain}");
+            }
+        }
         let _ = writeln!(text, "streaming {}", self.streaming.name());
         text
     }
 
     fn from_fields(fields: &ProfileFields<'_>) -> Result<Self, String> {
         let bytes = |name: &str| fields.number(name).map(|value| value as usize);
+        // Profiles that were saved before this was measured do not have it.
+        let number_or = |name: &str, usual: f64| match fields.word(name) {
+            Ok(_) => fields.number(name),
+            Err(_) => Ok(usual),
+        };
+        let usual = Self::built_in();
         let streaming = Streaming::from_name(fields.word("streaming")?)
             .filter(|variant| variant.is_supported())
             .ok_or("\"streaming\" is not a kernel of this processor")?;
@@ -217,11 +259,10 @@ impl StoredProfile for CpuProfile {
             streaming,
             handover_ns: fields.number("handover_ns")?,
             wake_ns: fields.number("wake_ns")?,
-            // Profiles that were saved before this was measured do not have it.
-            remote_line_ns: match fields.word("remote_line_ns") {
-                Ok(_) => fields.number("remote_line_ns")?,
-                Err(_) => Self::built_in().remote_line_ns,
-            },
+            remote_line_ns: number_or("remote_line_ns", usual.remote_line_ns)?,
+            sibling_gain: number_or("sibling_gain", usual.sibling_gain)?,
+            neighbour_gain: number_or("neighbour_gain", usual.neighbour_gain)?,
+            node_query_ns: number_or("node_query_ns", usual.node_query_ns)?,
             cached_gb_per_s: fields.number("cached_gb_per_s")?,
             stream_gb_per_s: fields.number("stream_gb_per_s")?,
             pair_stream_gb_per_s: fields.number("pair_stream_gb_per_s")?,
@@ -241,9 +282,23 @@ mod tests {
 
     #[test]
     fn a_saved_profile_is_read_back_as_it_was() {
-        let profile =
-            CpuProfile { handover_ns: 123.5, split_bytes: usize::MAX, ..CpuProfile::built_in() };
+        let profile = CpuProfile {
+            handover_ns: 123.5,
+            sibling_gain: 1.25,
+            neighbour_gain: 1.75,
+            split_bytes: usize::MAX,
+            ..CpuProfile::built_in()
+        };
         assert_eq!(from_text(&to_text(&profile)), Ok(Some(profile)));
+    }
+
+    #[test]
+    fn a_profile_without_the_latest_values_has_the_usual_ones() {
+        let usual = CpuProfile::built_in();
+        let is_old = |line: &&str| !line.contains("_gain") && !line.contains("node_query_ns");
+        let text: String =
+            to_text(&usual).lines().filter(is_old).map(|line| format!("{line}\n")).collect();
+        assert_eq!(from_text(&text), Ok(Some(usual)));
     }
 
     #[test]
@@ -306,6 +361,9 @@ mod tests {
             ("handover_ns", CpuProfile { handover_ns: 13e6, ..good.clone() }),
             ("handover_ns", CpuProfile { handover_ns: f64::NAN, ..good.clone() }),
             ("wake_ns", CpuProfile { wake_ns: 4e6, ..good.clone() }),
+            ("sibling_gain", CpuProfile { sibling_gain: 1e3, ..good.clone() }),
+            ("neighbour_gain", CpuProfile { neighbour_gain: 1e4, ..good.clone() }),
+            ("node_query_ns", CpuProfile { node_query_ns: 1e7, ..good.clone() }),
             ("two cores", CpuProfile { pair_stream_gb_per_s: 0.6, ..good.clone() }),
             ("stream_gb_per_s", CpuProfile { stream_gb_per_s: 0.01, ..good.clone() }),
             // Both speeds were measured while other processes had the cores.

@@ -16,6 +16,7 @@ use crate::contract::{
 };
 use crate::runtime::execute::{self, Operands};
 use crate::runtime::threaded::{ChannelShared, ThreadedChannel};
+use crate::runtime::wake_chain::ChainedParker;
 
 /// The maximum number of copies in flight: enough that the device does not run out of work while
 /// the worker sleeps.
@@ -36,7 +37,8 @@ pub(super) fn open(
     default_capacity: usize,
 ) -> Result<ThreadedChannel, OpenError> {
     let device = device.clone();
-    ThreadedChannel::open("cuda", options, default_capacity, None, false, move |shared| {
+    let idle = ChainedParker::alone();
+    ThreadedChannel::open("cuda", options, default_capacity, None, false, idle, move |shared| {
         let open_error = |error: DriverError| {
             let reason = format!("no stream could be opened: {error}");
             OpenError::System { engine: "cuda".into(), reason }

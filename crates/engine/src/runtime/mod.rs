@@ -15,6 +15,8 @@ pub mod ring;
 mod support;
 #[cfg(not(loom))]
 pub(crate) mod threaded;
+#[doc(hidden)]
+pub mod wake_chain;
 #[cfg(not(loom))]
 pub(crate) mod window;
 
@@ -27,6 +29,7 @@ pub mod limits {
     pub use super::group::{GROUP, GROUPED_LENGTHS};
     pub use super::measured_kernel::{MEASURE_ONE_IN, PERIOD, TRIED};
     pub use super::ring::{MAX_RUN, QUEUED_PER_RUN};
+    pub use super::wake_chain::{PASSED_ON, STALL_NS};
     pub use super::window::MIN_AHEAD_BYTES;
 }
 

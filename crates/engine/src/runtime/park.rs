@@ -13,6 +13,8 @@ use memferry_sys::sync::atomic::{AtomicU32, Ordering};
 
 const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
+/// Asleep, and somebody has undertaken to wake the sleeper.
+const CALLED: u32 = 2;
 
 /// A futex on which one thread sleeps until there is work.
 #[derive(Debug)]
@@ -38,18 +40,38 @@ impl Parker {
         if sleeps {
             self.word.wait(ASLEEP, timeout);
         }
-        self.word.word().store(AWAKE, Ordering::Relaxed);
+        // An exchange, so that this thread sees what whoever woke it wrote before.
+        self.word.word().swap(AWAKE, Ordering::Acquire);
         sleeps
     }
 
-    /// Whether the thread sleeps or is about to sleep.
+    /// Whether the thread sleeps or is about to sleep, and nobody has undertaken to wake it.
     #[inline]
     pub fn is_asleep(&self) -> bool {
         self.word.word().load(Ordering::Relaxed) == ASLEEP
     }
 
-    /// Wakes the sleeper, if there is one; returns whether it was asleep. The caller must publish
-    /// the work first.
+    /// As [`Parker::is_asleep`], for a thread that has published work: then it cannot miss the sleeper.
+    #[inline]
+    pub fn must_be_called(&self) -> bool {
+        self.fence.light();
+        self.is_asleep()
+    }
+
+    /// Whether somebody has undertaken to wake the sleeper and has not done it.
+    pub fn is_called(&self) -> bool {
+        self.word.word().load(Ordering::Relaxed) == CALLED
+    }
+
+    /// Undertakes to wake the sleeper, by a later [`Parker::wake`] of any thread; `false` if there is none,
+    /// or if another thread has undertaken it.
+    pub fn claim(&self) -> bool {
+        let word = self.word.word();
+        word.compare_exchange(ASLEEP, CALLED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Wakes the sleeper, if there is one, also if another thread has undertaken that; returns whether it
+    /// was asleep. The caller must publish the work first.
     #[inline]
     pub fn unpark(&self) -> bool {
         self.fence.light();
@@ -59,9 +81,10 @@ impl Parker {
         self.wake()
     }
 
+    /// Wakes the sleeper, if there is one; returns whether it was asleep.
     #[cold]
-    fn wake(&self) -> bool {
-        let slept = self.word.word().swap(AWAKE, Ordering::AcqRel) == ASLEEP;
+    pub fn wake(&self) -> bool {
+        let slept = self.word.word().swap(AWAKE, Ordering::AcqRel) != AWAKE;
         if slept {
             self.word.wake_all();
         }

@@ -15,8 +15,9 @@ use memferry_sys::{affinity, probes};
 
 use super::group::{GROUP, Group};
 use super::measured_kernel::MeasuredKernel;
-use super::park::{Parker, WaitQueue};
+use super::park::WaitQueue;
 use super::ring::{ClaimedRun, SubmissionRing};
+use super::wake_chain::ChainedParker;
 use super::window::WindowKernel;
 use crate::completion::{Completion, Waiters};
 use crate::contract::{
@@ -40,7 +41,7 @@ pub(crate) struct ChannelShared {
     /// The submitted descriptors.
     pub(crate) ring: SubmissionRing<Descriptor>,
     /// The parker that the worker thread sleeps on when idle.
-    idle: Parker,
+    idle: ChainedParker,
     /// The threads that sleep until a sequence is reached.
     sleepers: WaitQueue,
     /// The completions that wait for a sequence.
@@ -87,6 +88,7 @@ impl ThreadedChannel {
         default_capacity: usize,
         window: Option<WindowKernel>,
         has_helpers: bool,
+        idle: ChainedParker,
         prepare: impl FnOnce(Arc<ChannelShared>) -> Result<R, OpenError> + Send + 'static,
     ) -> Result<Self, OpenError> {
         let open_error = move |reason: String| OpenError::System { engine: engine.into(), reason };
@@ -100,7 +102,7 @@ impl ThreadedChannel {
         let gb_per_s = window.map_or(0.0, |window| window.gb_per_s);
         let shared = Arc::new(ChannelShared {
             ring,
-            idle: Parker::new(),
+            idle,
             sleepers: WaitQueue::new(),
             waiters: Waiters::new(),
             submit_counters: CachePadded::default(),
@@ -333,7 +335,7 @@ impl ChannelShared {
         self.help_with(run);
         self.publish_lent();
         // Otherwise the worker publishes it.
-        self.idle.unpark();
+        self.idle.call();
         claimed
     }
 
@@ -401,7 +403,7 @@ unsafe impl Channel for ThreadedChannel {
             submit_counters.full.fetch_add(1, Ordering::Relaxed);
             submit_counters.bytes.fetch_sub(bytes_of(batch), Ordering::Relaxed);
         }
-        if accepted.count > 0 && idle.unpark() {
+        if accepted.count > 0 && idle.call() {
             probes::wake(accepted.last());
             submit_counters.wakes.fetch_add(1, Ordering::Relaxed);
         }
@@ -424,7 +426,7 @@ unsafe impl Channel for ThreadedChannel {
         let shared = self.shared.has_helpers && descriptor.is_any_threads();
         match ring.push_one(descriptor, shared, sequence) {
             Ok(()) => {
-                if idle.unpark() {
+                if idle.call() {
                     probes::wake(*sequence);
                     submit_counters.wakes.fetch_add(1, Ordering::Relaxed);
                 }
@@ -481,6 +483,8 @@ unsafe impl Channel for ThreadedChannel {
             if left == Some(Duration::ZERO) || self.is_forked() {
                 return reached();
             }
+            // This thread does not rely on another one to run.
+            self.shared.idle.wake_called();
             self.shared.sleepers.park(left, reached);
         }
         true

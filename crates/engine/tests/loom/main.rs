@@ -20,6 +20,7 @@ mod pci;
 mod reset_guard;
 mod ring;
 mod waiters;
+mod wake_chain;
 
 use memferry_engine::{Completion, Descriptor, Opcode};
 

@@ -227,3 +227,18 @@ fn the_devices_of_an_engine_are_named_in_the_text_and_for_scripts() {
     let text = render(&alone, "not measured", false, Paint::plain());
     assert!(!text.contains("devices that are not used"), "{text}");
 }
+
+#[test]
+fn the_gain_of_the_other_thread_of_a_core_is_shown_with_what_follows_where_there_is_one() {
+    let shown = |sibling_gain, neighbour_gain| {
+        let usual = CpuProfile::built_in();
+        let values = measured(&CpuProfile { sibling_gain, neighbour_gain, ..usual });
+        let value = values.into_iter().find(|value| value.name == "sibling_gain");
+        value.map(|value| format!("{}, {}", value.text, value.meaning))
+    };
+    assert_eq!(shown(0.0, 0.0), None);
+    assert!(shown(1.0, 1.8).unwrap().ends_with("not used"));
+    let last = shown(1.25, 1.8).unwrap();
+    assert!(last.starts_with("1.25×") && last.ends_with("after other cores"), "{last}");
+    assert!(shown(1.8, 1.8).unwrap().ends_with("as the nearest core"));
+}
