@@ -121,10 +121,10 @@ impl PollThreadShared {
         pace.looks = 0;
         let others = self.channels.iter().map(|channel| channel.polls_by_others()).sum();
         let before = pace.others.replace(others);
-        if before.is_some_and(|before| before != others) {
-            self.doorbell.nap(MAX_NAP);
-        } else if !self.doorbell.is_urgent.load(Ordering::Acquire) {
+        if !self.doorbell.is_urgent.load(Ordering::Acquire) {
             self.doorbell.doze(LOOK_INTERVAL);
+        } else if before.is_some_and(|before| before != others) {
+            self.doorbell.nap(MAX_NAP);
         } else if pace.polls < IDLE_POLLS {
             pace.polls += 1;
             spin_hint();
