@@ -350,14 +350,19 @@ impl DsaQueue {
     fn report(&mut self, ended: &mut Vec<HwStatus>, status: HwStatus) {
         let slot = self.slots[self.index(self.reported)];
         self.reported += 1;
-        if matches!(status, HwStatus::Failed(_) | HwStatus::BadMemory { .. }) {
-            self.left_end = self.head;
-        }
-        if slot.joins_next {
+        let status = if slot.joins_next {
             let bytes = slot.done_bytes + u64::from(slot.length);
             self.first_part = Some(FirstPart { status, bytes, is_parallel: slot.is_parallel });
+            status
         } else {
-            ended.push(self.first_part.take().map_or(status, |first| first.joined(status)));
+            let status = self.first_part.take().map_or(status, |first| first.joined(status));
+            ended.push(status);
+            status
+        };
+        // Of a first part too, for the second one; at the end of the whole again, for what was posted
+        // meanwhile.
+        if matches!(status, HwStatus::Failed(_) | HwStatus::BadMemory { .. }) {
+            self.left_end = self.head;
         }
     }
 
@@ -418,9 +423,11 @@ unsafe impl HardwareQueue for DsaQueue {
     }
 
     fn needs_poll(&self) -> bool {
-        let has_refused = self.published < self.head && self.entries() < self.limits.size;
         // What has ended keeps its slots until the record of its batch is there.
-        has_refused || self.freed < self.head && !self.will_interrupt()
+        let needs_end = self.freed < self.head && !self.will_interrupt();
+        let is_refused =
+            self.published < self.head && self.entries() < self.limits.size && self.next_run() > 0;
+        needs_end || is_refused
     }
 
     fn ring_doorbell(&mut self) {

@@ -21,6 +21,9 @@ impl DsaQueue {
                 return;
             }
             let run = self.next_run();
+            if run == 0 {
+                return;
+            }
             let accepted = if run > 1 && self.can_batch() {
                 self.submit_batch(self.published..self.published + run)
             } else {
@@ -40,7 +43,7 @@ impl DsaQueue {
 
     /// The number of descriptors that can be submitted together: as a batch, whose descriptors are
     /// contiguous in memory, or by themselves. None if the next one waits for others.
-    fn next_run(&self) -> u64 {
+    pub(super) fn next_run(&self) -> u64 {
         let contiguous = self.memory.contiguous_slots(self.index(self.published));
         let max = if self.limits.max_batch > 1 { self.limits.max_batch } else { MAX_SINGLES };
         let run = (self.head - self.published).min(contiguous as u64).min(max as u64);
@@ -98,12 +101,14 @@ impl DsaQueue {
         self.with_interrupt(self.descriptor(number), raises_interrupt)
     }
 
-    /// Whether a submission raises an interrupt: one of these slots does, or the work queue is full with
-    /// `taken` new entries. What waits for an entry is submitted by a poll: a thread that sleeps meanwhile
-    /// has to learn that one is free.
+    /// Whether a submission raises an interrupt: one of these slots does, the next one is ordered and waits
+    /// for these, or the work queue is full with `taken` new entries. What waits is submitted by a poll: a
+    /// thread that sleeps meanwhile has to learn that it can be.
     fn raises_interrupt(&self, numbers: Range<u64>, taken: usize) -> bool {
+        let is_full = self.entries() + taken >= self.limits.size;
+        let has_waiting = numbers.end < self.head && self.slots[self.index(numbers.end)].is_ordered;
         let raises = |number| self.slots[self.index(number)].raises_interrupt;
-        self.entries() + taken >= self.limits.size || numbers.into_iter().any(raises)
+        is_full || has_waiting || numbers.into_iter().any(raises)
     }
 
     /// The words of a descriptor, with the interrupt if the queue has one.

@@ -17,6 +17,7 @@ use crate::pci::CoherentMemory;
 const HANDLE: u16 = 1;
 /// The status and the first word of a record of success.
 const SUCCESS: u64 = status::SUCCESS as u64;
+const FAILURE: u64 = status::HARDWARE as u64;
 
 /// What the work queue has, and whether it refuses more.
 #[derive(Debug, Default)]
@@ -29,6 +30,8 @@ struct PortState {
 #[derive(Debug, Clone)]
 struct ManualPort {
     state: Arc<Mutex<PortState>>,
+    /// The number of calls that submit.
+    calls: Arc<AtomicU64>,
     event: Arc<EventFd>,
     size: usize,
     max_batch: usize,
@@ -38,7 +41,7 @@ impl ManualPort {
     /// A work queue of `size` entries, and its queue.
     fn open(size: usize, max_batch: usize) -> (Self, DsaQueue) {
         let event = Arc::new(EventFd::new().unwrap());
-        let port = Self { state: Arc::default(), event, size, max_batch };
+        let port = Self { state: Arc::default(), calls: Arc::default(), event, size, max_batch };
         let tuning = DsaTuning::published();
         let queue = DsaQueue::new(Box::new(port.clone()), 8, &tuning, Arc::default()).unwrap();
         lock(&port.state).submitted.clear();
@@ -55,18 +58,26 @@ impl ManualPort {
         lock(&self.state).submitted.iter().map(raises).collect()
     }
 
+    fn submitted(&self) -> usize {
+        lock(&self.state).submitted.len()
+    }
+
     /// Ends a submission. What a batch names is then not executed.
     fn end(&self, number: usize) {
-        end(&lock(&self.state).submitted[number]);
+        self.end_with(number, SUCCESS);
+    }
+
+    fn end_with(&self, number: usize, record: u64) {
+        end(&lock(&self.state).submitted[number], record);
     }
 }
 
-/// Writes the record of a descriptor.
-fn end(descriptor: &DsaDescriptor) {
+/// Writes the first word of the record of a descriptor.
+fn end(descriptor: &DsaDescriptor, first_word: u64) {
     let record = descriptor.record().unwrap() as *mut u64;
     // SAFETY: the record of a descriptor that has not ended is memory of the queue, which exists, and
     // which the queue accesses by atomic loads.
-    unsafe { AtomicU64::from_ptr(record) }.store(SUCCESS, Ordering::Release);
+    unsafe { AtomicU64::from_ptr(record) }.store(first_word, Ordering::Release);
 }
 
 // SAFETY: it accesses no memory of a descriptor.
@@ -85,6 +96,7 @@ unsafe impl WorkQueue for ManualPort {
     }
 
     unsafe fn submit(&mut self, descriptors: &[PortalWords]) -> Result<usize, QueueStop> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
         let mut state = lock(&self.state);
         if state.is_refusing {
             return Ok(0);
@@ -92,7 +104,7 @@ unsafe impl WorkQueue for ManualPort {
         for words in descriptors {
             let descriptor = DsaDescriptor::from_words(*words);
             if descriptor.operation() == Some(DsaOperation::Noop) {
-                end(&descriptor);
+                end(&descriptor, SUCCESS);
             }
             state.submitted.push(descriptor);
         }
@@ -129,6 +141,28 @@ fn post(queue: &mut DsaQueue) {
     // SAFETY: the port executes nothing.
     let fill = unsafe { Descriptor::new(Opcode::Fill, 0, 1 << 20, 64) };
     assert!(matches!(queue.post(&fill, None), PostResult::Accepted));
+}
+
+/// Posts a fill that is ordered after all before it.
+fn post_ordered(queue: &mut DsaQueue) {
+    // SAFETY: the port executes nothing.
+    let fill = unsafe { Descriptor::new(Opcode::Fill, 0, 1 << 20, 64) }.ordered();
+    assert!(matches!(queue.post(&fill, None), PostResult::Accepted));
+}
+
+/// Posts a copy to memory that is not aligned, in two parts.
+fn post_in_two_parts(queue: &mut DsaQueue) {
+    let before = queue.head;
+    // SAFETY: the port executes nothing.
+    let copy = unsafe { Descriptor::new(Opcode::Copy, 1 << 24, (1 << 20) + 8, 512 << 10) };
+    assert!(matches!(queue.post(&copy, None), PostResult::Accepted));
+    assert_eq!(queue.head - before, 2);
+}
+
+fn poll(queue: &mut DsaQueue) -> Vec<HwStatus> {
+    let mut ended = Vec::new();
+    queue.poll_completions(&mut ended);
+    ended
 }
 
 /// Polls as a thread does before it sleeps; returns the number of ends, and whether the thread must not
@@ -190,6 +224,47 @@ fn what_takes_the_last_entry_raises_an_interrupt_until_it_ends() {
     assert_eq!(port.raising(), [false, true, true]);
     (1..3).for_each(|number| port.end(number));
     assert_eq!(arm(&mut queue), (2, false));
+}
+
+#[test]
+fn what_is_ordered_after_a_descriptor_whose_first_part_failed_is_left_to_the_processor() {
+    // Posted before the failure is known, and between the ends of the two parts.
+    for is_posted_early in [true, false] {
+        let (port, mut queue) = ManualPort::open(8, 1);
+        post_in_two_parts(&mut queue);
+        queue.ring_doorbell();
+        if is_posted_early {
+            post_ordered(&mut queue);
+        }
+        port.end_with(0, FAILURE);
+        assert!(poll(&mut queue).is_empty(), "the second part has not ended");
+        if !is_posted_early {
+            post_ordered(&mut queue);
+            queue.ring_doorbell();
+        }
+        port.end(1);
+        let ended = [poll(&mut queue), poll(&mut queue)].concat();
+        assert!(matches!(ended[..], [HwStatus::Failed(_), HwStatus::Failed(BEHIND_FAILURE)]));
+        assert_eq!(port.submitted(), 2, "the device has not got what is ordered");
+    }
+}
+
+#[test]
+fn what_an_ordered_descriptor_waits_for_raises_an_interrupt_and_polls_submit_nothing() {
+    let (port, mut queue) = ManualPort::open(8, 1);
+    (0..2).for_each(|_| post(&mut queue));
+    post_ordered(&mut queue);
+    queue.request_interrupt();
+    queue.ring_doorbell();
+    assert_eq!(port.raising(), [false, true]);
+    let calls = port.calls.load(Ordering::Relaxed);
+    assert_eq!(arm(&mut queue), (0, false));
+    assert_eq!(port.calls.load(Ordering::Relaxed), calls);
+    (0..2).for_each(|number| port.end(number));
+    assert_eq!(arm(&mut queue), (2, false));
+    assert_eq!(port.raising(), [false, true, true]);
+    port.end(2);
+    assert_eq!(arm(&mut queue), (1, false));
 }
 
 #[test]
