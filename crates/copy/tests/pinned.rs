@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use common::{SIZES, pattern};
 use gated::GatedEngine;
 use memferry_copy::plan::{CopyQuery, CopyReason};
+use memferry_copy::policy::PolicyKind;
 use memferry_copy::{BuildError, Ferry, Options, PinLimits, Request};
 use memferry_engine::contract::{Capabilities, CopyDirection, Pinner, RegistrationMode};
 use memferry_engine::testing::polled::{AuditingPinner, PolledEngine};
@@ -68,6 +69,39 @@ fn overlapping_moves_are_right_within_the_limits_of_the_engine_and_beyond() {
     let statistics = ferry.statistics().engine(ENGINE);
     assert_eq!((statistics.submitted, statistics.failed), (4, 2), "two are longer than a page");
     end(ferry, &ledger);
+}
+
+#[test]
+fn memory_that_may_only_be_read_is_compared_with_a_part_of_itself() {
+    let (ferry, ledger) = over(AuditingPinner::new());
+    for pages in [1, 8, 40] {
+        let length = pages * page_bytes();
+        let memory = self::pages(pages + 1, 7);
+        let start = memory.as_ptr().cast();
+        // SAFETY: nothing writes to the pages any more.
+        assert_eq!(unsafe { libc::mprotect(start, memory.len(), libc::PROT_READ) }, 0);
+        let bytes = memory.as_slice();
+        let differs = (0..length).find(|&at| bytes[at] != bytes[at + 8]);
+        assert_eq!(ferry.compare(&bytes[..length], &bytes[8..length + 8]), Ok(differs));
+        assert_eq!(ferry.compare(&bytes[..length], &bytes[..length]), Ok(None));
+    }
+    assert_eq!(pinning(&ferry).failures, 0);
+    end(ferry, &ledger);
+}
+
+#[test]
+fn a_device_with_one_channel_gets_short_copies_whatever_the_policy() {
+    for policy in [PolicyKind::Adaptive, PolicyKind::Dedicated] {
+        let ledger = Arc::new(AuditingPinner::new());
+        let engine = Arc::new(PolledEngine::pinned_by(ledger.clone()));
+        let builder = common::builder().engine(engine, 1).policy(policy);
+        let ferry = builder.split_bytes(0).inline_bytes(0).build().unwrap();
+        let (source, mut target) = (pages(1, 1), pages(1, 2));
+        ferry.copy(source.as_slice(), target.as_mut_slice()).unwrap();
+        assert!(source.as_slice() == target.as_slice());
+        assert_eq!(ferry.statistics().engine(ENGINE).submitted, 1, "{policy:?}");
+        end(ferry, &ledger);
+    }
 }
 
 #[test]

@@ -119,7 +119,8 @@ impl EngineRegistrations {
             // One lease covers both ranges: if they were pinned one after the other, the second pin
             // would replace the first one in the cache.
             let start = source.min(target);
-            let lease = self.pin(start, source.max(target) + length - start, Access::Write)?;
+            let access = operation.target_access().unwrap_or(Access::Read);
+            let lease = self.pin(start, source.max(target) + length - start, access)?;
             let lease = Some(Arc::new(lease));
             let leases = DescriptorLeases::default();
             return Ok(DescriptorLeases { source: lease.clone(), target: lease, ..leases });

@@ -385,8 +385,8 @@ impl FerryCore {
         let CopyStrategy::SingleDescriptor { engine } = path else { return None };
         let open = &self.engines[engine];
         match self.policy.choose(&open.channels, request.length) {
-            // The caller cannot access device memory.
-            Choice::Caller if request.is_host_only() => None,
+            // The caller executes what is planned for processors, and cannot access device memory.
+            Choice::Caller if open.runs_lists && request.is_host_only() => None,
             Choice::Caller => Some((0, open)),
             Choice::Channel { index, .. } => Some((index, open)),
         }

@@ -143,7 +143,9 @@ impl Pinner for AuditingPinner {
         let failing = self.fails_every.is_some_and(|every| state.requests.is_multiple_of(every));
         let outcome = if failing {
             Err(PinError::Refused { what: "an injected fault in pinning", code: EBUSY })
-        } else if !residency::is_mapped(range.start(), range.bytes()) {
+        } else if !residency::is_mapped(range.start(), range.bytes())
+            || access == Access::Write && !residency::permits(range.start(), true)
+        {
             Err(PinError::BadMemory { range })
         } else if state.pinned_bytes + range.bytes() > self.max_bytes {
             Err(PinError::MemlockLimit {
