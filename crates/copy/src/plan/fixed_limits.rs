@@ -104,6 +104,7 @@ pub const FIXED_LIMITS: &[FixedLimit] = &[
     bytes("timed", MIN_TIMED_BYTES, "blocking copies from here on are timed"),
     count("share_period", share_rates::PERIOD as u64, "copies", "from one row of trials of sharing to the next"),
     count("share_rare", share_rates::RARE as u64, "periods", "from one row to the next, if the other way is much slower"),
+    count("share_max_pause", share_rates::MAX_PAUSE as u64, "periods", "from one row to the next, however long a row takes"),
     count("share_row", share_rates::ROW as u64, "copies", "that are such a row"),
     count("share_moving", share_rates::MOVING as u64, "copies", "after a change that are not measured, because the data moves"),
     count("share_first", share_rates::FIRST as u64, "copies", "before the first row of trials"),

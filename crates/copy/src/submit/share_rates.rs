@@ -7,7 +7,7 @@
 //! the size, and the faster one is taken; now and then a few copies in a row are made the other way.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::learned::LearnedShare;
@@ -16,8 +16,10 @@ use crate::plan::ALWAYS_SHARED_BYTES;
 const SIZES: usize = ALWAYS_SHARED_BYTES.ilog2() as usize;
 /// The copies of a thread and a size from one row of trials to the next.
 pub(crate) const PERIOD: u32 = 512;
-/// The periods from one row of trials to the next, if the other way is much slower, or a row takes long.
+/// The periods from one row of trials to the next, if the other way is much slower.
 pub(crate) const RARE: u32 = 8;
+/// The most of them, however long a row takes.
+pub(crate) const MAX_PAUSE: u32 = 64;
 /// The copies of a row of trials.
 pub(crate) const ROW: u32 = 16;
 /// The copies after a change of the way that are not measured: the data of a program's buffers moves
@@ -29,10 +31,9 @@ pub(crate) const FIRST: u32 = 32;
 pub(crate) const MIN_GAIN_PERCENT: u64 = 5;
 /// What it must gain to be chosen again.
 pub(crate) const MIN_GAIN_AGAIN_PERCENT: u64 = 10;
-/// What a row may take beyond as many copies of the usual way, in copies; they are a hundredth of a
-/// period. Its first copies wake channels, and move the data to other cores: the faster those of the usual
-/// way are, the more of them that is.
-const MAX_ROW_EXCESS: u64 = (PERIOD / 100) as u64;
+/// What a row may take beyond as many copies of the usual way, in percent of the time until the next one:
+/// its first copies wake channels, and move the data to other cores.
+pub(crate) const MAX_ROW_PERCENT: u64 = 1;
 /// Where a thread begins to count.
 const START: u32 = PERIOD - ROW - FIRST;
 
@@ -75,8 +76,8 @@ struct SizeRates {
     chosen_at: AtomicU64,
     /// The time of all copies of the row of trials, those that are not measured included.
     row: AtomicU64,
-    /// Whether the last row took long.
-    is_row_dear: AtomicBool,
+    /// The periods after which the last row has taken no more than [`MAX_ROW_PERCENT`] of the time.
+    row_pause: AtomicU32,
 }
 
 impl ShareRates {
@@ -129,7 +130,7 @@ impl SizeRates {
             false => (CopyWay::Shared, CopyWay::Alone),
         };
         match turn.checked_sub(PERIOD - ROW) {
-            Some(trial) if (number / PERIOD).is_multiple_of(RARE) || !self.is_clear() => {
+            Some(trial) if (number / PERIOD).is_multiple_of(self.pause()) => {
                 if trial == 0 {
                     self.row.store(0, Ordering::Relaxed);
                 }
@@ -148,11 +149,15 @@ impl SizeRates {
         [&self.alone, &self.shared].map(|rate| rate.load(Ordering::Relaxed))
     }
 
-    /// Whether the way that is not taken is to be tried rarely: it is much slower, or trying it is.
-    fn is_clear(&self) -> bool {
+    /// The periods from one row of trials to the next. The way that is not taken is tried rarely if it is
+    /// much slower, or if trying it is.
+    fn pause(&self) -> u32 {
         let [alone, shared] = self.rates();
-        let is_dear = self.is_row_dear.load(Ordering::Relaxed);
-        alone.min(shared) > 0 && (is_dear || differs(alone, shared))
+        if alone.min(shared) == 0 {
+            return 1;
+        }
+        let usual = if differs(alone, shared) { RARE } else { 1 };
+        usual.max(self.row_pause.load(Ordering::Relaxed))
     }
 
     /// Chooses the faster way, as far as it is known. Sharing takes the time of another core, so it must
@@ -166,9 +171,9 @@ impl SizeRates {
         }
         let gain = if is_alone { MIN_GAIN_AGAIN_PERCENT } else { MIN_GAIN_PERCENT };
         let now_alone = 100 * alone < (100 + gain) * shared;
-        let row = self.row.load(Ordering::Relaxed);
-        let is_dear = now_alone == is_alone && row > usual * (u64::from(ROW) + MAX_ROW_EXCESS);
-        self.is_row_dear.store(is_dear, Ordering::Relaxed);
+        // The row was of the other way.
+        let row = if now_alone == is_alone { self.row.load(Ordering::Relaxed) } else { 0 };
+        self.row_pause.store(row_pause(row, usual), Ordering::Relaxed);
         let chosen_at = self.chosen_at.load(Ordering::Relaxed);
         if now_alone == is_alone && chosen_at > 0 && differs(usual, chosen_at) {
             // The data is somewhere else now, and the other time was measured there.
@@ -198,6 +203,13 @@ impl SizeRates {
         };
         rate.store(after, Ordering::Relaxed);
     }
+}
+
+/// The periods of copies with the usual time in which a row of trials with this time is made once.
+fn row_pause(row: u64, usual: u64) -> u32 {
+    let excess = row.saturating_sub(usual.saturating_mul(u64::from(ROW)));
+    let copies = excess.saturating_mul(100 / MAX_ROW_PERCENT) / usual.max(1);
+    u32::try_from(copies.div_ceil(u64::from(PERIOD))).unwrap_or(MAX_PAUSE).clamp(1, MAX_PAUSE)
 }
 
 /// Whether one of two times is a third longer than the other.
@@ -262,21 +274,25 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_trials_whose_first_copies_take_long_is_rare() {
-        let last = Cell::new((CopyWay::Shared, 0));
-        let took = |_, way| {
-            let (before, since) = last.get();
-            let since = if before == way { since + 1 } else { 0 };
-            last.set((way, since));
-            match way {
-                CopyWay::Alone => 300,
-                CopyWay::Shared if since < MOVING => 900,
-                CopyWay::Shared => 330,
-            }
-        };
-        let mut copies = Copies::new();
-        copies.copy(2 * PERIOD, &took);
-        assert_eq!(copies.copy(RARE * PERIOD, &took), RARE * PERIOD - ROW);
+    fn rows_of_trials_take_a_hundredth_of_the_time_however_long_their_first_copies_take() {
+        for (first, periods) in [(330, 1), (900, 4), (3000, 21), (30_000, 64)] {
+            let last = Cell::new((CopyWay::Shared, 0));
+            let took = |_, way| {
+                let (before, since) = last.get();
+                let since = if before == way { since + 1 } else { 0 };
+                last.set((way, since));
+                match way {
+                    CopyWay::Alone => 300,
+                    CopyWay::Shared if since < MOVING => first,
+                    CopyWay::Shared => 330,
+                }
+            };
+            let mut copies = Copies::new();
+            copies.copy(MAX_PAUSE * PERIOD, took);
+            let shared = MAX_PAUSE * PERIOD - copies.copy(MAX_PAUSE * PERIOD, took);
+            assert!(shared >= ROW, "it is tried again");
+            assert!(shared <= (MAX_PAUSE / periods + 1) * ROW, "{shared} with {first}");
+        }
     }
 
     #[test]
