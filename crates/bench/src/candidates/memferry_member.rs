@@ -19,7 +19,7 @@ use crate::group::plain::{Memory, TouchedPages};
 use crate::group::worker::{Member, WorkerArgs};
 use crate::harness::{BufferPair, Sample, warm_up_iterations};
 use crate::message::collective_task::{CollectiveBuffers, run_collective};
-use crate::message::first_touch::{FreshMemory, Prefaulting, receive_fresh};
+use crate::message::first_touch::{FreshMemory, FreshMessages, Prefaulting, receive_fresh};
 use crate::message::matching::{MAX_DEPTH, match_messages};
 use crate::message::messages::{Link, MessageBuffers, alltoall, pingpong};
 
@@ -36,8 +36,8 @@ struct MemferryMember<M> {
     /// The ferry, once copies were measured.
     ferry: Option<Ferry>,
     buffers: Option<MessageBuffers<M>>,
-    /// Size of the messages into fresh memory that was last verified.
-    checked_fresh_bytes: usize,
+    /// What the commands with messages into fresh memory have left.
+    fresh_messages: FreshMessages,
     checked_points: u64,
 }
 
@@ -77,7 +77,7 @@ fn join_with<M: FreshMemory>(args: &WorkerArgs) -> anyhow::Result<MemferryMember
         collective_buffers: CollectiveBuffers::default(),
         ferry: None,
         buffers: None,
-        checked_fresh_bytes: 0,
+        fresh_messages: FreshMessages::default(),
         checked_points: 0,
     })
 }
@@ -114,9 +114,8 @@ impl<M: FreshMemory> Member for MemferryMember<M> {
                     let pinning = if policy == Prefaulting::Off { Pinning::Off } else { usual };
                     Ok(endpoint.set_pinning(pinning)?)
                 };
-                let (checked, task) =
-                    (&mut self.checked_fresh_bytes, (usize::try_from(bytes)?, fresh));
-                receive_fresh::<M>(&mut wire, first, set_policy, checked, task, times)
+                let (state, task) = (&mut self.fresh_messages, (usize::try_from(bytes)?, fresh));
+                receive_fresh::<M>(&mut wire, first, set_policy, state, task, times)
             }
             GroupTask::Matching { depth, case } => {
                 let is_receiver = self.group.rank() == 0;

@@ -17,6 +17,9 @@ pub(crate) trait TaskRunner {
         let _ = (task, slice_ns);
         None
     }
+
+    /// Forgets an answer that was kept for another candidate.
+    fn forget_answers(&mut self) {}
 }
 
 /// One of two candidates whose times a group measures by one command, in turn: its own are the total of
@@ -69,6 +72,10 @@ impl<T: TaskRunner> TaskRunner for HalfOfGroup<T> {
         let own_ns = if self.is_part { sample.messages_ns } else { sample.total_ns };
         Ok(Sample::of_messages(own_ns))
     }
+
+    fn forget_answers(&mut self) {
+        self.unread.set(None);
+    }
 }
 
 /// A started group with its series and role. It executes several tasks, one after the other.
@@ -99,10 +106,13 @@ impl Candidate for GroupCandidate<'_> {
     }
 
     fn calibrate(&mut self, slice_ns: f64) -> Result<Calibration, String> {
-        match self.group.runner.estimate(self.task, slice_ns) {
+        let calibration = match self.group.runner.estimate(self.task, slice_ns) {
             Some(estimate) => Ok(estimate),
             None => Calibration::by_trial(slice_ns, |iterations| self.run(iterations)),
-        }
+        };
+        // What was measured by trial is not a round.
+        self.group.runner.forget_answers();
+        calibration
     }
 }
 
@@ -135,5 +145,7 @@ mod tests {
             "one is for the other"
         );
         assert_eq!(total(&mut part, 6), 50.0, "the answer to another command is not taken");
+        part.forget_answers();
+        assert_eq!(total(&mut whole, 6), 6.0, "a forgotten answer is not taken");
     }
 }

@@ -37,6 +37,12 @@ impl MemberCores {
     pub(crate) fn of_member(&self, rank: usize) -> usize {
         self.order[rank % self.order.len()]
     }
+
+    /// A hardware thread of another core than this one; `None` if there is none.
+    pub(crate) fn away_from(&self, core: usize) -> Option<usize> {
+        let here = siblings_of(core);
+        self.order.iter().copied().find(|&other| other != core && siblings_of(other) != here)
+    }
 }
 
 /// Hardware threads of a core, as the kernel lists them. A core with unknown siblings forms a list

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::Sample;
 use crate::Effort;
 
-/// Minimum number of rounds for a meaningful median.
-const MIN_ROUNDS: usize = 5;
+/// Minimum number of rounds for a meaningful median of pairs, one of which may be disturbed.
+const MIN_ROUNDS: usize = 6;
 /// Maximum number of iterations of one run.
 const MAX_ITERATIONS: u64 = 100_000;
 
@@ -28,7 +28,7 @@ pub(crate) struct Budget {
     /// Maximum number of rounds.
     pub(crate) rounds: usize,
     pub(crate) iterations: Iterations,
-    /// Expected time of all rounds, beyond which there are fewer, but at least five.
+    /// Expected time of all rounds, beyond which there are fewer, but at least six.
     pub(crate) total: Duration,
 }
 
@@ -131,9 +131,9 @@ mod tests {
 
     #[test]
     fn slow_candidates_get_fewer_rounds_but_never_too_few() {
-        let short = Budget::each(6, 1, 1000);
-        assert_eq!(short.rounds_of(1.0), 6);
-        assert_eq!(short.rounds_of(1e9), 5);
+        let short = Budget::each(7, 1, 1000);
+        assert_eq!(short.rounds_of(1.0), 7);
+        assert_eq!(short.rounds_of(1e9), 6);
         assert_eq!(Budget::each(15, 10, 8000).rounds_of(1e9), 8);
         assert_eq!(Budget::fixed(3, 1).rounds_of(1e12), 3);
     }

@@ -64,22 +64,41 @@ pub(crate) enum Prefaulting {
     Off,
 }
 
+/// What a member keeps from one command to the next.
+#[derive(Debug, Default)]
+pub(crate) struct FreshMessages {
+    /// The size whose bytes were last verified.
+    checked: usize,
+    /// The number of commands.
+    commands: u64,
+}
+
+impl FreshMessages {
+    /// The policies of an iteration in the order of their messages. Neither is always behind the other,
+    /// also where a command has only one iteration that counts.
+    fn order(&self, iteration: u64) -> [Prefaulting; 2] {
+        let mut policies = [Prefaulting::Usual, Prefaulting::Off];
+        policies.rotate_left(((self.commands + iteration) % 2) as usize);
+        policies
+    }
+}
+
 /// Sends messages of `bytes` from the first member to the second, one at a time, in turn with each
 /// policy. The second member prepares its buffer and reports that it is ready; the first member measures
 /// from then until the reply. The sample has the time with [`Prefaulting::Usual`] as its total, and that
-/// with [`Prefaulting::Off`] as that of messages. `checked` is the size whose bytes were last verified.
+/// with [`Prefaulting::Off`] as that of messages.
 pub(crate) fn receive_fresh<M: FreshMemory>(
     link: &mut impl Link,
     is_first: bool,
     set_policy: impl Fn(Prefaulting) -> anyhow::Result<()>,
-    checked: &mut usize,
+    state: &mut FreshMessages,
     (bytes, fresh): (usize, bool),
     iterations: u64,
 ) -> anyhow::Result<Sample> {
     // Allocated for every command: the time depends on the page frames, and no candidate should
     // keep better frames for the whole bench.
     let mut memory = M::touched(bytes)?;
-    if *checked != bytes {
+    if state.checked != bytes {
         if is_first {
             fill_with_pattern(&mut memory, bytes);
             send(link, &memory)?;
@@ -87,14 +106,12 @@ pub(crate) fn receive_fresh<M: FreshMemory>(
             memory.fill(0);
             receive(link, &mut memory, |message| has_pattern(message, bytes))?;
         }
-        *checked = bytes;
+        state.checked = bytes;
     }
+    state.commands += 1;
     let (mut usual_ns, mut off_ns, warm_up) = (0.0, 0.0, warm_up_iterations(iterations));
     for iteration in 0..warm_up + iterations {
-        let mut policies = [Prefaulting::Usual, Prefaulting::Off];
-        // Neither is always behind the other.
-        policies.rotate_left((iteration % 2) as usize);
-        for policy in policies {
+        for policy in state.order(iteration) {
             set_policy(policy)?;
             let once_ns = match (is_first, fresh) {
                 (true, _) => send(link, &memory)?,
@@ -144,8 +161,20 @@ mod tests {
     fn run_pair(fresh: bool, breaks: Option<usize>) -> anyhow::Result<Sample> {
         faulty_link::run_pair(breaks, true, |link, is_first| {
             let set_policy = |_| Ok(());
-            receive_fresh::<TouchedPages<u8>>(link, is_first, set_policy, &mut 0, (5000, fresh), 3)
+            let state = &mut FreshMessages::default();
+            receive_fresh::<TouchedPages<u8>>(link, is_first, set_policy, state, (5000, fresh), 3)
         })
+    }
+
+    #[test]
+    fn each_policy_is_as_often_the_first_though_a_command_has_one_iteration() {
+        let mut state = FreshMessages::default();
+        let mut counted = || {
+            state.commands += 1;
+            state.order(warm_up_iterations(1))[0]
+        };
+        let firsts: Vec<_> = (0..6).map(|_| counted()).collect();
+        assert_eq!(firsts.iter().filter(|&&first| first == Prefaulting::Off).count(), 3);
     }
 
     #[test]

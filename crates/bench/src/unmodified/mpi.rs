@@ -155,7 +155,7 @@ fn measure_hpcc(outcome: &mut Outcome, environment: &BenchEnvironment, found: &[
     };
     let mut candidates = MpirunMode::ALL
         .map(|mode| FnCandidate::timed(mode.series(mpi.family), mode.role(), move |_| run(mode)));
-    let samples = Harness::new(Budget::fixed(5, 1)).interleave(&mut candidates);
+    let samples = Harness::new(Budget::fixed(6, 1)).interleave(&mut candidates);
     for failure in samples.failures() {
         outcome.missing.push(format!("{} (HPCC: {})", failure.series, failure.reason));
     }

@@ -40,13 +40,7 @@ impl Neighbour {
     /// Starts the thread with buffers of its own. `None` on a machine with one core.
     pub(super) fn start(bytes: usize, streaming: Streaming) -> anyhow::Result<Option<Self>> {
         let cores = MemberCores::of_this_machine();
-        if cores.physical_count() < 2 {
-            return Ok(None);
-        }
-        let core = match cores.of_member(1) {
-            taken if taken == affinity::current_core() => cores.of_member(0),
-            other => other,
-        };
+        let Some(core) = cores.away_from(affinity::current_core()) else { return Ok(None) };
         let mut pair = BufferPair::new(bytes)?;
         let order = Arc::new(AtomicU32::new(IDLE));
         let orders = order.clone();

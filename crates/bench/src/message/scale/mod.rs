@@ -63,7 +63,7 @@ impl Extent {
                 sizes: &[REFERENCE],
                 starts: [1, 1],
                 all_tasks: false,
-                budget: Budget::each(5, 50, 1500),
+                budget: Budget::each(6, 50, 1500),
                 timeouts: [10, 4].map(Duration::from_secs),
             },
         }
