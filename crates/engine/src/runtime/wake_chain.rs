@@ -12,11 +12,12 @@
 //! did not sleep in the end. Several threads may have the duty at once: it ends only while no bit is set.
 //! Bits are set only together with the mark, so while there is a bit there is a thread with the duty.
 //!
-//! The duty may be with a thread that does not get a processor for long. Whoever sleeps until a channel is
-//! done wakes that channel itself, a channel that goes to sleep takes up the duty first, and a call that
+//! The duty may be with a thread that does not get a processor for long. Whoever waits by a channel's own
+//! wait wakes that channel itself, a channel that goes to sleep takes up the duty first, and a call that
 //! finds the last wake-up long ago wakes a channel as if the mark were not set. So the others wait for that
 //! thread only while nobody does any of this, and no longer than until the scheduler runs it: a thread
-//! does not end alone, because the exit or the kill of one is that of the process.
+//! does not end alone, because the exit or the kill of one is that of the process. A thread that sleeps on
+//! a completion does none of this.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
