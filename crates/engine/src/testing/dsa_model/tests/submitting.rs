@@ -1,7 +1,6 @@
 //! How descriptors get to the model: through the pages of portals, or by `enqcmd`.
 
 use super::*;
-use crate::dsa::descriptor::flag;
 use crate::testing::ioat_model::FaultSchedule;
 
 /// The portal of a queue behind the model's registers.
@@ -61,7 +60,7 @@ fn stores_to_no_queue_or_to_another_one_are_named() {
 #[test]
 fn a_dedicated_queue_is_not_enqueued_to() {
     let rig = ModelRig::new();
-    let descriptor = rig.descriptor(DsaOperation::Noop, 0, 0).with_flags(flag::FENCE);
+    let descriptor = rig.descriptor(DsaOperation::Noop, 0, 0);
     // SAFETY: it names only memory of the rig.
     assert!(unsafe { rig.portals.enqueue(0, &descriptor.words()) });
     assert!(rig.violation().contains("dedicated"));
