@@ -228,8 +228,11 @@ fn queue_check(
 /// The check of the environment variable that selects queues for programs without a choice of their
 /// own.
 fn setting(value: &str, facts: &AcceleratorFacts) -> Check {
-    let queues = facts.devices.iter().flat_map(|device| &device.queues);
-    let ready = queues.filter(|queue| queue.is_usable()).count();
+    let usable = |device: &IdxdDevice| {
+        let queues = device.queues.iter();
+        queues.filter(|queue| QueueObstacle::of(device, queue).is_none()).count()
+    };
+    let ready: usize = facts.devices.iter().map(usable).sum();
     let bound: Vec<_> = facts.found.iter().filter(|device| device.is_bound_to_vfio()).collect();
     let can_open = |device: &&&PciDevice| device.open_blocker(facts.container).is_none();
     let detail = match (value, ready, bound.len()) {

@@ -318,6 +318,8 @@ fn a_device_bound_to_vfio_needs_the_instruction_of_portals() {
 fn the_setting_says_what_programs_use() {
     let ready = facts(vec![device(vec![queue(FileAccess::Allowed)])]);
     assert!(setting("auto", &ready).detail.contains("1 DSA work queue"));
+    let blind = IdxdDevice { has_address_spaces: false, ..ready.devices[0].clone() };
+    assert!(setting("auto", &facts(vec![blind])).detail.ends_with("none is used"));
     assert!(setting("off", &ready).detail.starts_with("off"));
     assert!(setting("wq0.0", &ready).detail.contains("fail without it"));
     assert!(setting("auto", &facts(vec![])).detail.ends_with("none is used"));
