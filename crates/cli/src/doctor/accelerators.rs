@@ -16,7 +16,6 @@ use memferry_sys::settings;
 use memferry_sys::vfio::pci::{DSA, FileAccess};
 use memferry_sys::vfio::{PciBus, PciDevice};
 
-use self::commands::QueueCommands;
 use self::owner::UserNames;
 pub(super) use self::report::DsaReport;
 use self::report::QueueReport;
@@ -159,18 +158,10 @@ fn device_check(device: &IdxdDevice, report: &DsaReport, facts: &AcceleratorFact
         return check.notes(notes);
     };
     let commands = commands::enable(device, queue);
-    let effect =
-        format!("the commands configure {} as a shared queue{}", queue.name, ends(&commands));
+    let (name, also) = (&queue.name, commands.side_effect());
+    let effect = format!("the commands configure {name} as a shared queue{also}");
     let (first, other) = commands.forms(facts.has_tool);
     check.notes([notes, vec![effect]].concat()).fix(first).other_fix(other)
-}
-
-/// The queues that end by commands.
-fn ends(commands: &QueueCommands) -> String {
-    match &commands.ended_queues[..] {
-        [] => String::new(),
-        ended => format!(", and disable the device first, which ends {}", ended.join(", ")),
-    }
 }
 
 /// The check of a device whose queues no program can use.
@@ -215,9 +206,9 @@ fn queue_check(
             check(notes).fix(first).other_fix(other)
         }
         Some(commands) if device.is_usable() => {
-            let effect = ends(commands);
+            let also = commands.side_effect();
             notes.push(format!(
-                "`memferry doctor --json` has the commands that configure one{effect}"
+                "`memferry doctor --json` has the commands that configure one{also}"
             ));
             check(notes)
         }

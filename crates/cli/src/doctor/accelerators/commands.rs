@@ -42,14 +42,30 @@ pub(super) struct QueueCommands {
     accel_config: String,
     /// The same by the files of sysfs.
     sysfs: String,
-    /// The enabled queues of the device that end by the commands, which disable the device first.
-    pub(super) ended_queues: Vec<String>,
+    /// Whether the commands disable the device first.
+    is_disabled_first: bool,
+    /// The enabled queues of the device that end by that.
+    ended_queues: Vec<String>,
 }
 
 impl QueueCommands {
     /// Commands that are the same with the tool and without.
     fn alike(commands: String) -> Self {
-        Self { accel_config: commands.clone(), sysfs: commands, ended_queues: Vec::new() }
+        Self {
+            accel_config: commands.clone(),
+            sysfs: commands,
+            is_disabled_first: false,
+            ended_queues: Vec::new(),
+        }
+    }
+
+    /// What else the commands do, as the end of a sentence; empty if nothing.
+    pub(super) fn side_effect(&self) -> String {
+        match &self.ended_queues[..] {
+            _ if !self.is_disabled_first => String::new(),
+            [] => ", and disable the device first".into(),
+            ended => format!(", and disable the device first, which ends {}", ended.join(", ")),
+        }
     }
 
     /// The form to show, and the other one if it differs.
@@ -94,12 +110,13 @@ pub(super) fn enable(device: &IdxdDevice, queue: &IdxdQueue) -> QueueCommands {
     };
     let open = chgrp(&Path::new("/dev/dsa").join(&queue.name));
     let complete = |commands: String| format!("{commands}; sudo udevadm settle; {open}");
-    let others = device.queues.iter().filter(|other| other.is_enabled && other.name != queue.name);
-    let ended = others.filter(|_| is_disabled_first).map(|other| other.name.clone());
+    // The queue itself may be enabled too, for another use.
+    let ended = device.queues.iter().filter(|queue| is_disabled_first && queue.is_enabled);
     QueueCommands {
         accel_config: complete(accel_config),
         sysfs: complete(sysfs),
-        ended_queues: ended.collect(),
+        is_disabled_first,
+        ended_queues: ended.map(|queue| queue.name.clone()).collect(),
     }
 }
 

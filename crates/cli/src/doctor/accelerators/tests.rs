@@ -239,6 +239,27 @@ fn the_report_for_scripts_has_every_queue_with_its_commands() {
     let commands = &unused["commands"];
     assert!(commands["accel_config"].as_str().unwrap().contains("config-wq dsa0/wq0.1"));
     assert!(commands["sysfs"].as_str().unwrap().contains("echo wq0.1 > "));
+    assert_eq!(commands["is_disabled_first"], true);
+    assert_eq!(commands["ended_queues"], serde_json::json!(["wq0.0"]));
+}
+
+#[test]
+fn that_the_commands_take_a_running_queue_from_the_kernel_is_said() {
+    let of_kernel = IdxdQueue {
+        is_for_programs: false,
+        kind: Some("kernel".into()),
+        driver: Some("dmaengine".into()),
+        ..queue(FileAccess::Missing)
+    };
+    let facts = facts(vec![device(vec![of_kernel])]);
+    let check = &checks_of(&facts)[0];
+    assert!(check.fix.as_ref().unwrap().contains("disable-device dsa0"));
+    let effect = "the commands configure wq0.0 as a shared queue, and disable the device first, which \
+                  ends wq0.0";
+    assert!(check.notes.iter().any(|note| note == effect), "{:?}", check.notes);
+    let json = serde_json::to_value(DsaReport::all(&facts)).unwrap();
+    let commands = &json[0]["queues"][0]["commands"];
+    assert_eq!(commands["is_disabled_first"], true);
     assert_eq!(commands["ended_queues"], serde_json::json!(["wq0.0"]));
 }
 

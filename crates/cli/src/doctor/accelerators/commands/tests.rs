@@ -72,7 +72,10 @@ fn a_device_is_disabled_before_what_cannot_be_changed_while_it_is_enabled() {
     let disabled = IdxdDevice { is_enabled: false, ..device(vec![unused()]) };
     assert!(!configure(&disabled, true).contains("disable-device"));
     let of_kernel = IdxdQueue { is_for_programs: false, ..queue(FileAccess::Missing) };
-    let taken = configure(&device(vec![of_kernel.clone()]), true);
+    let alone = device(vec![of_kernel.clone()]);
+    let taken = enable(&alone, &alone.queues[0]);
+    assert_eq!(taken.ended_queues, ["wq0.0"]);
+    let taken = taken.forms(true).0;
     assert!(taken.contains("disable-device"), "{taken}");
     // A queue of the kernel is left alone if there is another.
     let free = IdxdQueue { name: "wq0.1".into(), ..unused() };
@@ -80,6 +83,17 @@ fn a_device_is_disabled_before_what_cannot_be_changed_while_it_is_enabled() {
     assert!(configure(&both, true).contains("config-wq dsa0/wq0.1 "));
     // But it ends when the device is disabled.
     assert_eq!(enable(&both, &both.queues[1]).ended_queues, ["wq0.0"]);
+}
+
+#[test]
+fn that_a_device_is_disabled_first_is_said_also_if_no_queue_ends() {
+    let said = |device: &IdxdDevice| enable(device, &device.queues[0]).side_effect();
+    assert_eq!(said(&device(vec![unused()])), ", and disable the device first");
+    let disabled = IdxdDevice { is_enabled: false, ..device(vec![unused()]) };
+    assert_eq!(said(&disabled), "");
+    let ready = IdxdQueue { is_enabled: false, ..queue(FileAccess::Missing) };
+    let running = IdxdQueue { name: "wq0.1".into(), ..queue(FileAccess::Allowed) };
+    assert_eq!(said(&device(vec![ready, running])), "");
 }
 
 #[test]
