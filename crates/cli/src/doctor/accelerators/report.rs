@@ -61,7 +61,7 @@ pub(super) struct QueueReport {
     pub(super) obstacle: Option<QueueObstacle>,
     /// By which way this program uses the queue; `None` if it cannot.
     way: Option<SubmissionWay>,
-    /// The way of a queue that is usable.
+    /// The way once it is usable, by the commands if it needs some.
     when_usable: Submission,
     /// The commands that make it usable.
     pub(super) commands: Option<QueueCommands>,
@@ -157,7 +157,19 @@ impl DsaReport {
 impl QueueReport {
     fn of(device: &IdxdDevice, queue: &IdxdQueue, facts: &AcceleratorFacts) -> Self {
         let obstacle = QueueObstacle::of(device, queue);
-        let submission = facts.submission.of(device, queue);
+        let is_ready = commands::is_ready(device, queue);
+        let needs_commands = matches!(
+            obstacle,
+            Some(
+                QueueObstacle::NotConfigured
+                    | QueueObstacle::OtherUse(_)
+                    | QueueObstacle::NotEnabled
+            )
+        );
+        // What only has to be enabled stays as it is; the commands make all else a shared queue.
+        let becomes_shared = needs_commands && !is_ready;
+        let is_dedicated = queue.is_dedicated == Some(true) && !becomes_shared;
+        let submission = facts.submission.of(device, is_dedicated);
         let commands = obstacle.as_ref().and_then(|obstacle| match obstacle {
             QueueObstacle::NoAddressSpaces => None,
             QueueObstacle::NoFile => Some(commands::create_file()),
@@ -166,7 +178,7 @@ impl QueueReport {
         });
         let is_nearly_usable = match &obstacle {
             Some(QueueObstacle::NoFile | QueueObstacle::NotPermitted) => true,
-            Some(QueueObstacle::NotEnabled) => commands::is_ready(device, queue),
+            Some(QueueObstacle::NotEnabled) => is_ready,
             _ => false,
         };
         Self {

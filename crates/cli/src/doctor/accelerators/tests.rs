@@ -264,6 +264,30 @@ fn that_the_commands_take_a_running_queue_from_the_kernel_is_said() {
 }
 
 #[test]
+fn the_way_of_a_queue_that_is_not_usable_is_that_of_the_queue_that_its_commands_make() {
+    let mut facts = facts(vec![]);
+    facts.submission.has_raw_io = true;
+    facts.submission.has_enqcmd = false;
+    // Only a dedicated queue has a portal on this processor.
+    let way = |device: IdxdDevice| {
+        let json = serde_json::to_value(DsaReport::of(&device, &facts)).unwrap();
+        json["queues"][0]["when_usable"]["way"].as_str().unwrap().to_owned()
+    };
+    let dedicated = IdxdQueue { is_dedicated: Some(true), ..queue(FileAccess::Allowed) };
+    assert_eq!(way(device(vec![dedicated.clone()])), "portal");
+    let closed = IdxdQueue { access: FileAccess::Denied, ..dedicated.clone() };
+    assert_eq!(way(device(vec![closed])), "portal");
+    let disabled = IdxdQueue { is_enabled: false, ..dedicated.clone() };
+    assert_eq!(way(device(vec![disabled.clone()])), "portal", "it is only enabled");
+    let of_kernel = IdxdQueue { is_for_programs: false, ..dedicated };
+    assert_eq!(way(device(vec![of_kernel])), "write");
+    let off = IdxdDevice { is_enabled: false, ..device(vec![disabled.clone()]) };
+    assert_eq!(way(off), "write");
+    let no_group = IdxdQueue { group: None, ..disabled };
+    assert_eq!(way(device(vec![no_group])), "write");
+}
+
+#[test]
 fn devices_of_other_drivers_are_reported_too() {
     let bound = with_bus(on_bus(Some("vfio-pci"), FileAccess::Allowed), vec![]);
     let json = serde_json::to_value(DsaReport::all(&bound)).unwrap();
