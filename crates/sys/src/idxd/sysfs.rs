@@ -119,8 +119,8 @@ impl IdxdBus {
             name: name.to_owned(),
             address: bus_address(&folder),
             version: number(&folder.join("version")).and_then(|at| u32::try_from(at).ok()),
-            is_enabled: text(&folder.join("state")).as_deref() == Some("enabled"),
-            state: text(&folder.join("state")),
+            is_enabled: word(&folder.join("state")).as_deref() == Some("enabled"),
+            state: word(&folder.join("state")),
             has_address_spaces: number(&folder.join("pasid_enabled")) == Some(1),
             numa_node: number(&folder.join("numa_node")).and_then(|at| u32::try_from(at).ok()),
             opcodes: text(&folder.join("op_cap")).and_then(|text| first_opcodes(&text)),
@@ -132,7 +132,7 @@ impl IdxdBus {
 
     fn read_queue(&self, name: &str) -> IdxdQueue {
         let folder = self.folder(name);
-        let word = |file: &str| text(&folder.join(file)).filter(|text| !text.is_empty());
+        let word = |file: &str| word(&folder.join(file));
         let small = |file: &str| number(&folder.join(file)).and_then(|at| u32::try_from(at).ok());
         let path = self.root.join("dev/dsa").join(name);
         IdxdQueue {
@@ -175,6 +175,11 @@ fn bus_address(folder: &Path) -> Option<String> {
 /// The text of a file, without the end of its line.
 fn text(path: &Path) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+/// The text of a file that is not empty.
+fn word(path: &Path) -> Option<String> {
+    text(path).filter(|text| !text.is_empty())
 }
 
 /// A decimal or hexadecimal number.
@@ -294,6 +299,13 @@ mod tests {
         );
         assert_eq!((queue.driver, queue.group, queue.is_dedicated), (None, None, None));
         assert!(!queue.is_enabled && !queue.is_for_programs && queue.size == 0);
+    }
+
+    #[test]
+    fn an_empty_file_says_no_state() {
+        let root = tree(&[("state", "\n")], &[("state", "\n")]);
+        let (device, queue) = IdxdBus::with_root(root.path()).queue("wq0.0").unwrap();
+        assert_eq!((device.state, queue.state), (None, None));
     }
 
     #[test]
