@@ -154,10 +154,11 @@ fn device_check(device: &IdxdDevice, report: &DsaReport, facts: &AcceleratorFact
     let detail = format!("{title}: none of its work queues can be used");
     let check = Check::new(NAME, Status::Warn, detail);
     let has_own_fix = report.queues().iter().any(|queue| queue.is_nearly_usable);
-    let Some(queue) = commands::best_queue(device).filter(|_| !has_own_fix) else {
+    let best = commands::best_queue(device).filter(|_| !has_own_fix);
+    let best = best.and_then(|queue| Some((queue, commands::enable(device, queue).ok()?)));
+    let Some((queue, commands)) = best else {
         return check.notes(notes);
     };
-    let commands = commands::enable(device, queue);
     let (name, also) = (&queue.name, commands.side_effect());
     let effect = format!("the commands configure {name} as a shared queue{also}");
     let (first, other) = commands.forms(facts.has_tool);

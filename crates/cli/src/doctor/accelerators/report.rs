@@ -65,6 +65,8 @@ pub(super) struct QueueReport {
     when_usable: Submission,
     /// The commands that make it usable.
     pub(super) commands: Option<QueueCommands>,
+    /// Why none can make it usable, where that is not the obstacle itself.
+    why_no_commands: Option<String>,
     /// Whether it is not usable, and needs no other configuration for that.
     #[serde(skip)]
     pub(super) is_nearly_usable: bool,
@@ -172,10 +174,14 @@ impl QueueReport {
         let submission = facts.submission.of(device, is_dedicated);
         let commands = obstacle.as_ref().and_then(|obstacle| match obstacle {
             QueueObstacle::NoAddressSpaces => None,
-            QueueObstacle::NoFile => Some(commands::create_file()),
-            QueueObstacle::NotPermitted => Some(commands::open_to_user(&queue.path)),
+            QueueObstacle::NoFile => Some(Ok(commands::create_file())),
+            QueueObstacle::NotPermitted => Some(Ok(commands::open_to_user(&queue.path))),
             _ => Some(commands::enable(device, queue)),
         });
+        let (commands, why_no_commands) = match commands.transpose() {
+            Ok(commands) => (commands, None),
+            Err(reason) => (None, Some(reason)),
+        };
         let is_nearly_usable = match &obstacle {
             Some(QueueObstacle::NoFile | QueueObstacle::NotPermitted) => true,
             Some(QueueObstacle::NotEnabled) => is_ready,
@@ -202,6 +208,7 @@ impl QueueReport {
             obstacle,
             when_usable: submission,
             commands,
+            why_no_commands,
             is_nearly_usable,
         }
     }
@@ -222,6 +229,7 @@ impl QueueReport {
     /// The properties, who may open it, and the way if it can be made usable, a line each.
     pub(super) fn notes(&self) -> Vec<String> {
         let mut notes = vec![self.properties(), self.access()];
+        notes.extend(self.why_no_commands.clone());
         if !self.is_usable {
             notes.push(format!("once usable: descriptors go {}", self.when_usable.text()));
         }

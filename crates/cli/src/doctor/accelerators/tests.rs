@@ -288,6 +288,20 @@ fn the_way_of_a_queue_that_is_not_usable_is_that_of_the_queue_that_its_commands_
 }
 
 #[test]
+fn a_queue_for_which_no_descriptors_are_left_has_the_reason_in_place_of_commands() {
+    let large = IdxdQueue { size: 128, ..unused("wq0.1") };
+    let queues = vec![unused("wq0.0"), large];
+    let facts = facts(vec![IdxdDevice { is_enabled: false, ..device(queues) }]);
+    let checks = checks_of(&facts);
+    assert!(checks[0].fix.as_ref().unwrap().contains("config-wq dsa0/wq0.1 "));
+    assert!(words(&checks[1]).contains("wq0.1 has 128; give another queue fewer first"));
+    let json = serde_json::to_value(DsaReport::all(&facts)).unwrap();
+    let [first, large] = &json[0]["queues"].as_array().unwrap()[..] else { panic!("two queues") };
+    assert_eq!((&first["commands"], &large["why_no_commands"]), (&().into(), &().into()));
+    assert!(first["why_no_commands"].is_string() && large["commands"].is_object());
+}
+
+#[test]
 fn devices_of_other_drivers_are_reported_too() {
     let bound = with_bus(on_bus(Some("vfio-pci"), FileAccess::Allowed), vec![]);
     let json = serde_json::to_value(DsaReport::all(&bound)).unwrap();
