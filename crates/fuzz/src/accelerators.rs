@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 
 use memferry_engine::dsa::IdxdQueueChoice;
 use memferry_engine::dsa::record::{CompletionRecord, RecordKind, RecordOutcome};
+use memferry_sys::idxd::QueueObstacle;
 use memferry_sys::idxd::sysfs::IdxdBus;
 
 use crate::script::Script;
@@ -76,7 +77,7 @@ fn read_sysfs(mut script: Script<'_>) {
     let found = IdxdBus::with_root(root()).devices();
     for device in &found {
         for queue in &device.queues {
-            assert!(!queue.is_usable(), "its file does not exist");
+            assert!(QueueObstacle::of(device, queue).is_some(), "its file does not exist");
             let _ = IdxdQueueChoice::of(device, queue);
         }
     }

@@ -16,7 +16,6 @@ use memferry_sys::settings;
 use memferry_sys::vfio::pci::{DSA, FileAccess};
 use memferry_sys::vfio::{PciBus, PciDevice};
 
-use self::commands::QueueCommands;
 use self::owner::UserNames;
 pub(super) use self::report::DsaReport;
 use self::report::QueueReport;
@@ -155,22 +154,15 @@ fn device_check(device: &IdxdDevice, report: &DsaReport, facts: &AcceleratorFact
     let detail = format!("{title}: none of its work queues can be used");
     let check = Check::new(NAME, Status::Warn, detail);
     let has_own_fix = report.queues().iter().any(|queue| queue.is_nearly_usable);
-    let Some(queue) = commands::best_queue(device).filter(|_| !has_own_fix) else {
+    let best = commands::best_queue(device).filter(|_| !has_own_fix);
+    let best = best.and_then(|queue| Some((queue, commands::enable(device, queue).ok()?)));
+    let Some((queue, commands)) = best else {
         return check.notes(notes);
     };
-    let commands = commands::enable(device, queue);
-    let effect =
-        format!("the commands configure {} as a shared queue{}", queue.name, ends(&commands));
+    let (name, also) = (&queue.name, commands.side_effect());
+    let effect = format!("the commands configure {name} as a shared queue{also}");
     let (first, other) = commands.forms(facts.has_tool);
     check.notes([notes, vec![effect]].concat()).fix(first).other_fix(other)
-}
-
-/// The queues that end by commands.
-fn ends(commands: &QueueCommands) -> String {
-    match &commands.ended_queues[..] {
-        [] => String::new(),
-        ended => format!(", and disable the device first, which ends {}", ended.join(", ")),
-    }
 }
 
 /// The check of a device whose queues no program can use.
@@ -215,9 +207,9 @@ fn queue_check(
             check(notes).fix(first).other_fix(other)
         }
         Some(commands) if device.is_usable() => {
-            let effect = ends(commands);
+            let also = commands.side_effect();
             notes.push(format!(
-                "`memferry doctor --json` has the commands that configure one{effect}"
+                "`memferry doctor --json` has the commands that configure one{also}"
             ));
             check(notes)
         }
@@ -228,8 +220,11 @@ fn queue_check(
 /// The check of the environment variable that selects queues for programs without a choice of their
 /// own.
 fn setting(value: &str, facts: &AcceleratorFacts) -> Check {
-    let queues = facts.devices.iter().flat_map(|device| &device.queues);
-    let ready = queues.filter(|queue| queue.is_usable()).count();
+    let usable = |device: &IdxdDevice| {
+        let queues = device.queues.iter();
+        queues.filter(|queue| QueueObstacle::of(device, queue).is_none()).count()
+    };
+    let ready: usize = facts.devices.iter().map(usable).sum();
     let bound: Vec<_> = facts.found.iter().filter(|device| device.is_bound_to_vfio()).collect();
     let can_open = |device: &&&PciDevice| device.open_blocker(facts.container).is_none();
     let detail = match (value, ready, bound.len()) {

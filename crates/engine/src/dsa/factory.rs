@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use memferry_sys::idxd::KernelIdxdFiles;
 use memferry_sys::idxd::sysfs::IdxdBus;
+use memferry_sys::idxd::{KernelIdxdFiles, QueueObstacle};
 use memferry_sys::vfio::pci::DSA;
 
 use super::{DsaEngine, IdxdQueueChoice, NAME};
@@ -39,13 +39,8 @@ impl DsaEngine {
     /// Opens the queues of the kernel's driver that are free; or else the devices that are bound to
     /// vfio-pci. `None` if there is neither.
     fn open_available() -> Result<Option<Self>, OpenError> {
-        let devices = IdxdBus::default().devices();
-        let queues = devices
-            .iter()
-            .flat_map(|device| device.queues.iter().map(move |queue| (device, queue)))
-            .filter(|(_, queue)| queue.is_usable())
-            .filter_map(|(device, queue)| IdxdQueueChoice::of(device, queue));
-        let free = IdxdQueueChoice::keep_free(&KernelIdxdFiles, queues.collect());
+        let queues = usable_queues(&IdxdBus::default());
+        let free = IdxdQueueChoice::keep_free(&KernelIdxdFiles, queues);
         if !free.is_empty() {
             return Self::over_kernel_queues(free).map(Some);
         }
@@ -56,15 +51,26 @@ impl DsaEngine {
     }
 }
 
-/// Finds a queue by its name.
+/// The queues that this process can use, as far as sysfs and the mode of their files tell.
+fn usable_queues(bus: &IdxdBus) -> Vec<IdxdQueueChoice> {
+    let devices = bus.devices();
+    let queues = devices
+        .iter()
+        .flat_map(|device| device.queues.iter().map(move |queue| (device, queue)))
+        .filter(|(device, queue)| QueueObstacle::of(device, queue).is_none())
+        .filter_map(|(device, queue)| IdxdQueueChoice::of(device, queue));
+    queues.collect()
+}
+
+/// Finds a queue by its name, if this process can use it.
 fn choose(bus: &IdxdBus, name: &str) -> Result<IdxdQueueChoice, OpenError> {
     let refused = |reason: &dyn std::fmt::Display| open_error(NAME, reason);
     let (device, queue) = bus.queue(name).ok_or_else(|| {
         refused(&format!("there is no work queue {name}: `memferry doctor` lists the queues"))
     })?;
-    if !queue.is_enabled || !queue.is_for_programs {
-        let text = "is not enabled for programs: `memferry doctor` has the commands";
-        return Err(refused(&format!("work queue {name} {text}")));
+    if let Some(obstacle) = QueueObstacle::of(&device, &queue) {
+        let (cause, cure) = (obstacle.text(), "`memferry doctor` says what helps");
+        return Err(refused(&format!("work queue {name} cannot be used: {cause}: {cure}")));
     }
     let choice = IdxdQueueChoice::of(&device, &queue);
     choice.ok_or_else(|| refused(&format!("work queue {name} is not configured")))
@@ -140,7 +146,10 @@ impl EngineFactory for DsaFactory {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+    use crate::testing::dsa_model::{IdxdModel, IdxdModelOptions};
 
     #[test]
     fn queues_and_devices_are_named_as_people_write_them() {
@@ -162,5 +171,40 @@ mod tests {
         let bus = IdxdBus::with_root(root.path());
         let error = DsaEngine::open_queues_of(&bus, &["wq0.0"]).unwrap_err().to_string();
         assert!(error.contains("wq0.0") && error.contains("memferry doctor"), "{error}");
+    }
+
+    #[test]
+    fn a_queue_is_opened_neither_by_its_name_nor_by_itself_if_its_device_shares_no_address_spaces()
+    {
+        let model = IdxdModel::new(IdxdModelOptions::default()).unwrap();
+        let bus = IdxdBus::with_root(model.root());
+        let folder = model.root().join("sys/bus/dsa/devices");
+        assert_eq!(usable_queues(&bus), model.queue_choices());
+        assert!(choose(&bus, "wq0.0").is_ok() && !model.queue_choices().is_empty());
+        fs::write(folder.join("dsa0/pasid_enabled"), "0\n").unwrap();
+        assert_eq!((usable_queues(&bus), model.queue_choices()), (vec![], vec![]));
+        let error = DsaEngine::open_queues_of(&bus, &["wq0.0"]).unwrap_err().to_string();
+        for part in ["wq0.0", "shares no address spaces", "memferry doctor"] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_queue_that_is_named_and_cannot_be_used_is_refused_with_the_reason() {
+        let model = IdxdModel::new(IdxdModelOptions::default()).unwrap();
+        let bus = IdxdBus::with_root(model.root());
+        let folder = model.root().join("sys/bus/dsa/devices/wq0.0");
+        let error = |file: &str, text: &str| {
+            let usual = fs::read_to_string(folder.join(file)).unwrap();
+            fs::write(folder.join(file), text).unwrap();
+            let error = choose(&bus, "wq0.0").unwrap_err().to_string();
+            fs::write(folder.join(file), usual).unwrap();
+            error
+        };
+        assert!(error("type", "kernel").contains("another use (type kernel)"));
+        assert!(error("state", "disabled").contains("not enabled"));
+        assert!(error("mode", "[none]").contains("not configured"));
+        fs::remove_file(model.root().join("dev/dsa/wq0.0")).unwrap();
+        assert!(choose(&bus, "wq0.0").unwrap_err().to_string().contains("file does not exist"));
     }
 }

@@ -51,7 +51,8 @@ impl IdxdQueueChoice {
     pub fn of(device: &IdxdDevice, queue: &IdxdQueue) -> Option<Self> {
         let is_dedicated = queue.is_dedicated?;
         let max_bytes = queue.max_transfer_bytes.min(MAX_BYTES);
-        if queue.size == 0 || max_bytes == 0 {
+        // Without address spaces the device would take virtual addresses for those of the bus.
+        if queue.size == 0 || max_bytes == 0 || !device.has_address_spaces {
             return None;
         }
         let opcodes = device.opcodes.unwrap_or(BASIC_OPCODES);

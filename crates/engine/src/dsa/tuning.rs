@@ -112,9 +112,10 @@ impl DsaTuning {
     }
 
     /// The length from which the bytes before the first whole cache line of a target are a descriptor
-    /// of their own: where what an unaligned copy takes longer exceeds the second descriptor.
+    /// of their own: where what an unaligned copy takes longer exceeds the second descriptor. The largest
+    /// number stands for never.
     pub(super) fn aligned_from_bytes(&self) -> u64 {
-        if !self.splits {
+        if !self.splits || self.unaligned_factor.value <= 1.0 {
             return u64::MAX;
         }
         let CostLine { startup_ns, ns_per_byte } = self.line;
@@ -122,6 +123,16 @@ impl DsaTuning {
         let bytes = self.batched_part.value * startup_ns / lost_ns_per_byte.max(f64::MIN_POSITIVE);
         let (min, max) = ALIGNED_FROM;
         (bytes as u64).clamp(min, max).next_power_of_two()
+    }
+
+    /// Where that length is from: it is measured if all is from which it is computed.
+    fn aligned_from_origin(&self) -> TuningOrigin {
+        let factor = self.unaligned_factor;
+        let others = [self.line_origin, self.batched_part.origin];
+        // Without a gain only the factor counts.
+        let are_measured =
+            factor.value <= 1.0 || others.iter().all(|origin| *origin == TuningOrigin::Measured);
+        if are_measured { factor.origin } else { TuningOrigin::Literature }
     }
 
     /// All values, with their reasons.
@@ -139,6 +150,9 @@ impl DsaTuning {
             fact(name, value as f64, binary_size(value), origin, reason)
         };
         let CostLine { startup_ns, ns_per_byte } = self.line;
+        let aligned_from = self.aligned_from_bytes();
+        let aligned_reason = "from here on a target is aligned to 64 bytes first, by the four values before \
+                              (at least 512 B, at most 64 KiB; never if no target gains by that)";
         let gb_per_s = 1.0 / ns_per_byte.max(f64::MIN_POSITIVE);
         let reported = TuningOrigin::Reported;
         let mut facts = vec![
@@ -174,18 +188,18 @@ impl DsaTuning {
                 part.value.to_string(),
                 part.origin,
                 part.reason(
-                    "the part of descriptor_ns that each further descriptor in a batch costs, by batches \
-                     of 16 (from 0.01 to 1)",
+                    "the part of descriptor_ns that each further descriptor costs, by 16 that are \
+                     submitted together, in batches of up to max_batch (from 0.01 to 1)",
                     "the part of descriptor_ns that a second descriptor in a batch is taken to cost: an \
                      upper bound of ours, 0.04 is published for batches of 32",
                 ),
             ),
-            bytes(
+            fact(
                 "aligned_from_bytes",
-                self.aligned_from_bytes(),
-                origin,
-                "from here on a target is aligned to 64 bytes first, by the four values before (at least \
-                 512 B, at most 64 KiB)",
+                if aligned_from == u64::MAX { f64::INFINITY } else { aligned_from as f64 },
+                if aligned_from == u64::MAX { "never".into() } else { binary_size(aligned_from) },
+                self.aligned_from_origin(),
+                aligned_reason,
             ),
             fact(
                 "max_batch",
@@ -310,6 +324,24 @@ mod tests {
     }
 
     #[test]
+    fn a_threshold_is_measured_only_if_all_is_by_which_it_is_computed() {
+        let line = CostLine::from_bandwidth(1000.0, 20.0);
+        let shown = |unaligned_factor, batched_part| {
+            let tuning = DsaTuning::measured(line, DsaFactors { unaligned_factor, batched_part });
+            let facts = tuning.facts(DEVICE);
+            let found = facts.into_iter().find(|fact| fact.name == "aligned_from_bytes").unwrap();
+            (found.value, found.text, found.origin)
+        };
+        use TuningOrigin::{Literature, Measured};
+        assert_eq!(shown(Some(5.0), Some(0.5)), (4096.0, "4 KiB".into(), Measured));
+        assert_eq!(shown(Some(5.0), None), (2048.0, "2 KiB".into(), Literature));
+        assert_eq!(shown(None, Some(0.5)), (4096.0, "4 KiB".into(), Literature));
+        assert_eq!(shown(None, None), (2048.0, "2 KiB".into(), Literature));
+        // A device that gains nothing is never given a second descriptor, whatever that costs.
+        assert_eq!(shown(Some(1.0), None), (f64::INFINITY, "never".into(), Measured));
+    }
+
+    #[test]
     fn thresholds_follow_what_is_measured_within_limits() {
         let measured = |startup_ns, gb_per_s, factors| {
             DsaTuning::measured(CostLine::from_bandwidth(startup_ns, gb_per_s), factors)
@@ -329,7 +361,10 @@ mod tests {
         assert_eq!([with(None, None), with(Some(5.0), Some(0.25))], [2048; 2]);
         assert!(with(Some(1.5), None) > 2048 && with(Some(20.0), None) < 2048);
         assert!(with(None, Some(0.9)) > 2048 && with(None, Some(0.04)) < 2048);
-        assert_eq!(with(Some(1.0), None), 64 << 10, "alignment gains nothing");
+        assert_eq!(with(Some(1.01), None), 64 << 10);
+        for nothing in [1.0, 0.5] {
+            assert_eq!(with(Some(nothing), None), u64::MAX, "alignment gains nothing");
+        }
         assert_eq!(DsaTuning::unsplit().aligned_from_bytes(), u64::MAX);
         assert!(line(500.0, 20.0).facts(DEVICE).iter().all(|fact| !fact.reason.is_empty()));
     }

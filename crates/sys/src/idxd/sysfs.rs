@@ -66,17 +66,6 @@ pub struct IdxdQueue {
     pub block_on_fault: bool,
 }
 
-impl IdxdQueue {
-    /// Whether this process can use the queue.
-    pub fn is_usable(&self) -> bool {
-        self.is_enabled
-            && self.is_for_programs
-            && self.is_dedicated.is_some()
-            && self.size > 0
-            && self.access == FileAccess::Allowed
-    }
-}
-
 /// The DSA bus in sysfs.
 #[derive(Debug, Clone)]
 pub struct IdxdBus {
@@ -130,8 +119,8 @@ impl IdxdBus {
             name: name.to_owned(),
             address: bus_address(&folder),
             version: number(&folder.join("version")).and_then(|at| u32::try_from(at).ok()),
-            is_enabled: text(&folder.join("state")).as_deref() == Some("enabled"),
-            state: text(&folder.join("state")),
+            is_enabled: word(&folder.join("state")).as_deref() == Some("enabled"),
+            state: word(&folder.join("state")),
             has_address_spaces: number(&folder.join("pasid_enabled")) == Some(1),
             numa_node: number(&folder.join("numa_node")).and_then(|at| u32::try_from(at).ok()),
             opcodes: text(&folder.join("op_cap")).and_then(|text| first_opcodes(&text)),
@@ -143,7 +132,7 @@ impl IdxdBus {
 
     fn read_queue(&self, name: &str) -> IdxdQueue {
         let folder = self.folder(name);
-        let word = |file: &str| text(&folder.join(file)).filter(|text| !text.is_empty());
+        let word = |file: &str| word(&folder.join(file));
         let small = |file: &str| number(&folder.join(file)).and_then(|at| u32::try_from(at).ok());
         let path = self.root.join("dev/dsa").join(name);
         IdxdQueue {
@@ -188,6 +177,11 @@ fn text(path: &Path) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
+/// The text of a file that is not empty.
+fn word(path: &Path) -> Option<String> {
+    text(path).filter(|text| !text.is_empty())
+}
+
 /// A decimal or hexadecimal number.
 fn number(path: &Path) -> Option<u64> {
     let text = text(path)?;
@@ -213,6 +207,7 @@ fn first_opcodes(text: &str) -> Option<u64> {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::QueueObstacle;
     use super::*;
 
     /// A tree with one device and the given files of its folder and of its first queue.
@@ -270,7 +265,7 @@ mod tests {
         let [queue] = &device.queues[..] else { panic!("one queue") };
         assert_eq!((queue.is_dedicated, queue.size, queue.max_batch), (Some(false), 16, 1024));
         assert_eq!(queue.max_transfer_bytes, 1 << 31);
-        assert!(queue.is_usable() && !queue.block_on_fault);
+        assert!(QueueObstacle::of(device, queue).is_none() && !queue.block_on_fault);
         assert_eq!((queue.kind.as_deref(), queue.driver.as_deref()), (Some("user"), Some("user")));
         assert_eq!((queue.state.as_deref(), queue.group), (Some("enabled"), Some(0)));
     }
@@ -279,12 +274,16 @@ mod tests {
     fn a_queue_without_its_file_or_its_type_is_not_usable() {
         let root = tree(DEVICE, QUEUE);
         let bus = IdxdBus::with_root(root.path());
-        let (_, queue) = bus.queue("wq0.0").unwrap();
-        assert_eq!((queue.access, queue.is_usable()), (FileAccess::Missing, false));
+        let found = || bus.queue("wq0.0").unwrap();
+        let obstacle = || QueueObstacle::of(&found().0, &found().1);
+        assert_eq!(
+            (found().1.access, obstacle()),
+            (FileAccess::Missing, Some(QueueObstacle::NoFile))
+        );
         fs::create_dir_all(root.path().join("dev/dsa")).unwrap();
         fs::write(root.path().join("dev/dsa/wq0.0"), "").unwrap();
         fs::write(root.path().join("sys/bus/dsa/devices/wq0.0/type"), "kernel\n").unwrap();
-        assert!(!bus.queue("wq0.0").unwrap().1.is_usable());
+        assert_eq!(obstacle(), Some(QueueObstacle::OtherUse("kernel".into())));
         assert!(bus.queue("wq0.1").is_none() && bus.queue("dsa0").is_none());
     }
 
@@ -300,6 +299,13 @@ mod tests {
         );
         assert_eq!((queue.driver, queue.group, queue.is_dedicated), (None, None, None));
         assert!(!queue.is_enabled && !queue.is_for_programs && queue.size == 0);
+    }
+
+    #[test]
+    fn an_empty_file_says_no_state() {
+        let root = tree(&[("state", "\n")], &[("state", "\n")]);
+        let (device, queue) = IdxdBus::with_root(root.path()).queue("wq0.0").unwrap();
+        assert_eq!((device.state, queue.state), (None, None));
     }
 
     #[test]
@@ -329,7 +335,8 @@ mod tests {
             let root = tree(&device, &queue);
             let devices = IdxdBus::with_root(root.path()).devices();
             prop_assert_eq!(devices.len(), 1);
-            prop_assert!(!devices[0].queues[0].is_usable(), "its file does not exist");
+            let obstacle = QueueObstacle::of(&devices[0], &devices[0].queues[0]);
+            prop_assert!(obstacle.is_some(), "its file does not exist");
         }
     }
 }

@@ -42,14 +42,30 @@ pub(super) struct QueueCommands {
     accel_config: String,
     /// The same by the files of sysfs.
     sysfs: String,
-    /// The enabled queues of the device that end by the commands, which disable the device first.
-    pub(super) ended_queues: Vec<String>,
+    /// Whether the commands disable the device first.
+    is_disabled_first: bool,
+    /// The enabled queues of the device that end by that.
+    ended_queues: Vec<String>,
 }
 
 impl QueueCommands {
     /// Commands that are the same with the tool and without.
     fn alike(commands: String) -> Self {
-        Self { accel_config: commands.clone(), sysfs: commands, ended_queues: Vec::new() }
+        Self {
+            accel_config: commands.clone(),
+            sysfs: commands,
+            is_disabled_first: false,
+            ended_queues: Vec::new(),
+        }
+    }
+
+    /// What else the commands do, as the end of a sentence; empty if nothing.
+    pub(super) fn side_effect(&self) -> String {
+        match &self.ended_queues[..] {
+            _ if !self.is_disabled_first => String::new(),
+            [] => ", and disable the device first".into(),
+            ended => format!(", and disable the device first, which ends {}", ended.join(", ")),
+        }
     }
 
     /// The form to show, and the other one if it differs.
@@ -82,24 +98,38 @@ pub(super) fn is_ready(device: &IdxdDevice, queue: &IdxdQueue) -> bool {
     device.is_enabled && !queue.is_enabled && is_configured
 }
 
-/// The commands that enable a queue and let this user open it. A queue that is not configured is
-/// configured as a shared one before.
-pub(super) fn enable(device: &IdxdDevice, queue: &IdxdQueue) -> QueueCommands {
+/// The commands that enable a queue and let this user open it, or the reason why there are none. A queue
+/// that is not ready is configured as a shared one before.
+pub(super) fn enable(device: &IdxdDevice, queue: &IdxdQueue) -> Result<QueueCommands, String> {
     let (accel_config, sysfs, is_disabled_first) = if is_ready(device, queue) {
         let (device, queue) = (&device.name, &queue.name);
         (enable_by_tool(device, queue), enable_by_files(queue, BUS), false)
     } else {
-        let target = ConfiguredQueue::of(device, queue);
+        let target = ConfiguredQueue::of(device, queue).ok_or_else(|| no_room(device, queue))?;
         (target.by_tool(), target.by_files(BUS), target.is_disabled_first)
     };
     let open = chgrp(&Path::new("/dev/dsa").join(&queue.name));
     let complete = |commands: String| format!("{commands}; sudo udevadm settle; {open}");
-    let others = device.queues.iter().filter(|other| other.is_enabled && other.name != queue.name);
-    let ended = others.filter(|_| is_disabled_first).map(|other| other.name.clone());
-    QueueCommands {
+    // The queue itself may be enabled too, for another use.
+    let ended = device.queues.iter().filter(|queue| is_disabled_first && queue.is_enabled);
+    Ok(QueueCommands {
         accel_config: complete(accel_config),
         sysfs: complete(sysfs),
-        ended_queues: ended.collect(),
+        is_disabled_first,
+        ended_queues: ended.map(|queue| queue.name.clone()).collect(),
+    })
+}
+
+/// Why a queue cannot be configured for which no descriptors are left, and what helps.
+fn no_room(device: &IdxdDevice, queue: &IdxdQueue) -> String {
+    let others = device.queues.iter().filter(|other| other.name != queue.name && other.size > 0);
+    let sizes: Vec<_> = others.map(|other| format!("{} has {}", other.name, other.size)).collect();
+    match &sizes[..] {
+        [] => "the device has no descriptors".into(),
+        sizes => format!(
+            "the device has no descriptors left for it: {}; give another queue fewer first",
+            sizes.join(", ")
+        ),
     }
 }
 
@@ -152,7 +182,8 @@ struct ConfiguredQueue {
 }
 
 impl ConfiguredQueue {
-    fn of(device: &IdxdDevice, queue: &IdxdQueue) -> Self {
+    /// `None` if there are no descriptors for the queue: the kernel refuses what its device does not have.
+    fn of(device: &IdxdDevice, queue: &IdxdQueue) -> Option<Self> {
         let number = device.name.trim_start_matches("dsa");
         let is_disabled_first = device.is_enabled;
         let available = match room(device, queue) {
@@ -160,15 +191,15 @@ impl ConfiguredQueue {
             0 if is_disabled_first => device.total_size.unwrap_or(QUEUE_SIZE),
             room => room,
         };
-        let size = available.clamp(1, QUEUE_SIZE);
-        Self {
+        let size = Some(available.min(QUEUE_SIZE)).filter(|size| *size > 0)?;
+        Some(Self {
             engine: format!("engine{number}.0"),
             queue: queue.name.clone(),
             size,
             threshold: size.saturating_sub(1).max(1),
             is_disabled_first,
             device: device.name.clone(),
-        }
+        })
     }
 
     fn by_tool(&self) -> String {

@@ -61,10 +61,12 @@ pub(super) struct QueueReport {
     pub(super) obstacle: Option<QueueObstacle>,
     /// By which way this program uses the queue; `None` if it cannot.
     way: Option<SubmissionWay>,
-    /// The way of a queue that is usable.
+    /// The way once it is usable, by the commands if it needs some.
     when_usable: Submission,
     /// The commands that make it usable.
     pub(super) commands: Option<QueueCommands>,
+    /// Why none can make it usable, where that is not the obstacle itself.
+    why_no_commands: Option<String>,
     /// Whether it is not usable, and needs no other configuration for that.
     #[serde(skip)]
     pub(super) is_nearly_usable: bool,
@@ -157,16 +159,32 @@ impl DsaReport {
 impl QueueReport {
     fn of(device: &IdxdDevice, queue: &IdxdQueue, facts: &AcceleratorFacts) -> Self {
         let obstacle = QueueObstacle::of(device, queue);
-        let submission = facts.submission.of(device, queue);
+        let is_ready = commands::is_ready(device, queue);
+        let needs_commands = matches!(
+            obstacle,
+            Some(
+                QueueObstacle::NotConfigured
+                    | QueueObstacle::OtherUse(_)
+                    | QueueObstacle::NotEnabled
+            )
+        );
+        // What only has to be enabled stays as it is; the commands make all else a shared queue.
+        let becomes_shared = needs_commands && !is_ready;
+        let is_dedicated = queue.is_dedicated == Some(true) && !becomes_shared;
+        let submission = facts.submission.of(device, is_dedicated);
         let commands = obstacle.as_ref().and_then(|obstacle| match obstacle {
             QueueObstacle::NoAddressSpaces => None,
-            QueueObstacle::NoFile => Some(commands::create_file()),
-            QueueObstacle::NotPermitted => Some(commands::open_to_user(&queue.path)),
+            QueueObstacle::NoFile => Some(Ok(commands::create_file())),
+            QueueObstacle::NotPermitted => Some(Ok(commands::open_to_user(&queue.path))),
             _ => Some(commands::enable(device, queue)),
         });
+        let (commands, why_no_commands) = match commands.transpose() {
+            Ok(commands) => (commands, None),
+            Err(reason) => (None, Some(reason)),
+        };
         let is_nearly_usable = match &obstacle {
             Some(QueueObstacle::NoFile | QueueObstacle::NotPermitted) => true,
-            Some(QueueObstacle::NotEnabled) => commands::is_ready(device, queue),
+            Some(QueueObstacle::NotEnabled) => is_ready,
             _ => false,
         };
         Self {
@@ -190,6 +208,7 @@ impl QueueReport {
             obstacle,
             when_usable: submission,
             commands,
+            why_no_commands,
             is_nearly_usable,
         }
     }
@@ -210,6 +229,7 @@ impl QueueReport {
     /// The properties, who may open it, and the way if it can be made usable, a line each.
     pub(super) fn notes(&self) -> Vec<String> {
         let mut notes = vec![self.properties(), self.access()];
+        notes.extend(self.why_no_commands.clone());
         if !self.is_usable {
             notes.push(format!("once usable: descriptors go {}", self.when_usable.text()));
         }

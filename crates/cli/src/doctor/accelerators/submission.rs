@@ -1,6 +1,6 @@
 //! How descriptors get to a work queue of the kernel: through its portal, or through `write`.
 
-use memferry_sys::idxd::sysfs::{IdxdDevice, IdxdQueue};
+use memferry_sys::idxd::sysfs::IdxdDevice;
 use serde::Serialize;
 
 /// From this version of the device on, the kernel lets every program map portals.
@@ -75,12 +75,11 @@ pub(super) struct Submission {
 }
 
 impl SubmissionFacts {
-    /// The way of descriptors to a queue. One that is not configured counts as shared, because the
-    /// commands make it that.
-    pub(super) fn of(&self, device: &IdxdDevice, queue: &IdxdQueue) -> Submission {
-        let (has_instruction, instruction) = match queue.is_dedicated {
-            Some(true) => (self.has_movdir64b, "movdir64b"),
-            _ => (self.has_enqcmd, "enqcmd"),
+    /// The way of descriptors to a queue of a device, which is dedicated or shared.
+    pub(super) fn of(&self, device: &IdxdDevice, is_dedicated: bool) -> Submission {
+        let (has_instruction, instruction) = match is_dedicated {
+            true => (self.has_movdir64b, "movdir64b"),
+            false => (self.has_enqcmd, "enqcmd"),
         };
         let capability = self.capability(device);
         let way = match capability.is_demanded {
@@ -177,9 +176,8 @@ pub(super) fn has_raw_io(status: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{device, queue};
+    use super::super::tests::device;
     use super::*;
-    use memferry_sys::vfio::pci::FileAccess;
 
     fn facts(release: &str) -> SubmissionFacts {
         let (has_enqcmd, has_movdir64b) = (true, true);
@@ -187,9 +185,8 @@ mod tests {
     }
 
     fn submission(facts: &SubmissionFacts, is_dedicated: bool, version: u32) -> Submission {
-        let queue = IdxdQueue { is_dedicated: Some(is_dedicated), ..queue(FileAccess::Allowed) };
         let device = IdxdDevice { version: Some(version), ..device(vec![]) };
-        facts.of(&device, &queue)
+        facts.of(&device, is_dedicated)
     }
 
     #[test]

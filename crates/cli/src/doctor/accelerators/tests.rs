@@ -239,7 +239,66 @@ fn the_report_for_scripts_has_every_queue_with_its_commands() {
     let commands = &unused["commands"];
     assert!(commands["accel_config"].as_str().unwrap().contains("config-wq dsa0/wq0.1"));
     assert!(commands["sysfs"].as_str().unwrap().contains("echo wq0.1 > "));
+    assert_eq!(commands["is_disabled_first"], true);
     assert_eq!(commands["ended_queues"], serde_json::json!(["wq0.0"]));
+}
+
+#[test]
+fn that_the_commands_take_a_running_queue_from_the_kernel_is_said() {
+    let of_kernel = IdxdQueue {
+        is_for_programs: false,
+        kind: Some("kernel".into()),
+        driver: Some("dmaengine".into()),
+        ..queue(FileAccess::Missing)
+    };
+    let facts = facts(vec![device(vec![of_kernel])]);
+    let check = &checks_of(&facts)[0];
+    assert!(check.fix.as_ref().unwrap().contains("disable-device dsa0"));
+    let effect = "the commands configure wq0.0 as a shared queue, and disable the device first, which \
+                  ends wq0.0";
+    assert!(check.notes.iter().any(|note| note == effect), "{:?}", check.notes);
+    let json = serde_json::to_value(DsaReport::all(&facts)).unwrap();
+    let commands = &json[0]["queues"][0]["commands"];
+    assert_eq!(commands["is_disabled_first"], true);
+    assert_eq!(commands["ended_queues"], serde_json::json!(["wq0.0"]));
+}
+
+#[test]
+fn the_way_of_a_queue_that_is_not_usable_is_that_of_the_queue_that_its_commands_make() {
+    let mut facts = facts(vec![]);
+    facts.submission.has_raw_io = true;
+    facts.submission.has_enqcmd = false;
+    // Only a dedicated queue has a portal on this processor.
+    let way = |device: IdxdDevice| {
+        let json = serde_json::to_value(DsaReport::of(&device, &facts)).unwrap();
+        json["queues"][0]["when_usable"]["way"].as_str().unwrap().to_owned()
+    };
+    let dedicated = IdxdQueue { is_dedicated: Some(true), ..queue(FileAccess::Allowed) };
+    assert_eq!(way(device(vec![dedicated.clone()])), "portal");
+    let closed = IdxdQueue { access: FileAccess::Denied, ..dedicated.clone() };
+    assert_eq!(way(device(vec![closed])), "portal");
+    let disabled = IdxdQueue { is_enabled: false, ..dedicated.clone() };
+    assert_eq!(way(device(vec![disabled.clone()])), "portal", "it is only enabled");
+    let of_kernel = IdxdQueue { is_for_programs: false, ..dedicated };
+    assert_eq!(way(device(vec![of_kernel])), "write");
+    let off = IdxdDevice { is_enabled: false, ..device(vec![disabled.clone()]) };
+    assert_eq!(way(off), "write");
+    let no_group = IdxdQueue { group: None, ..disabled };
+    assert_eq!(way(device(vec![no_group])), "write");
+}
+
+#[test]
+fn a_queue_for_which_no_descriptors_are_left_has_the_reason_in_place_of_commands() {
+    let large = IdxdQueue { size: 128, ..unused("wq0.1") };
+    let queues = vec![unused("wq0.0"), large];
+    let facts = facts(vec![IdxdDevice { is_enabled: false, ..device(queues) }]);
+    let checks = checks_of(&facts);
+    assert!(checks[0].fix.as_ref().unwrap().contains("config-wq dsa0/wq0.1 "));
+    assert!(words(&checks[1]).contains("wq0.1 has 128; give another queue fewer first"));
+    let json = serde_json::to_value(DsaReport::all(&facts)).unwrap();
+    let [first, large] = &json[0]["queues"].as_array().unwrap()[..] else { panic!("two queues") };
+    assert_eq!((&first["commands"], &large["why_no_commands"]), (&().into(), &().into()));
+    assert!(first["why_no_commands"].is_string() && large["commands"].is_object());
 }
 
 #[test]
@@ -318,6 +377,8 @@ fn a_device_bound_to_vfio_needs_the_instruction_of_portals() {
 fn the_setting_says_what_programs_use() {
     let ready = facts(vec![device(vec![queue(FileAccess::Allowed)])]);
     assert!(setting("auto", &ready).detail.contains("1 DSA work queue"));
+    let blind = IdxdDevice { has_address_spaces: false, ..ready.devices[0].clone() };
+    assert!(setting("auto", &facts(vec![blind])).detail.ends_with("none is used"));
     assert!(setting("off", &ready).detail.starts_with("off"));
     assert!(setting("wq0.0", &ready).detail.contains("fail without it"));
     assert!(setting("auto", &facts(vec![])).detail.ends_with("none is used"));

@@ -136,7 +136,8 @@ impl DsaModelBuilder {
         self
     }
 
-    /// Sets the number of descriptors of all queues together, at most 64 for each; 64 by default.
+    /// Sets the number of descriptors of all queues together; 64 by default. A queue with more than 64, which
+    /// is the number of lines of its portal, cannot be enabled.
     #[must_use]
     pub fn total_size(mut self, size: u32) -> Self {
         self.total_size = size;
@@ -220,7 +221,7 @@ impl DsaModelBuilder {
     /// Creates the device, with a thread for each engine.
     ///
     /// # Panics
-    /// If a thread cannot be started, or queues have more entries than their portals have lines.
+    /// If a thread cannot be started, or the device has more entries than all portals together have lines.
     pub fn build(self) -> Arc<DsaModel> {
         let memory = DsaModelMemory::Mapped(IovaMemory::new(self.is_contiguous));
         self.build_over(memory)
@@ -228,7 +229,7 @@ impl DsaModelBuilder {
 
     fn build_over(self, memory: DsaModelMemory) -> Arc<DsaModel> {
         let lines = self.queues * PORTAL_LINES;
-        assert!(self.total_size as usize <= lines, "a portal has a line for each entry");
+        assert!(self.total_size as usize <= lines, "the portals have a line for each entry");
         let shared = Arc::new(DsaModelShared {
             state: DsaModelState::new(self.queues, self.groups, self.is_polling),
             memory,

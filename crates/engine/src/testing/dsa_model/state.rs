@@ -8,7 +8,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
-use memferry_sys::portal::PortalWords;
+use memferry_sys::portal::{PORTAL_LINES, PortalWords};
 use memferry_sys::sync::lock;
 
 use super::portals::ModelPortals;
@@ -65,7 +65,7 @@ pub(super) struct ModelQueue {
     is_stalled: bool,
     /// A descriptor leaves its place when an engine takes it, before its record is written.
     pending: VecDeque<PortalWords>,
-    running: usize,
+    pub(super) running: usize,
     /// Counts events that cancel the work of the queue: the result of a step of an earlier epoch is
     /// dropped.
     epoch: u64,
@@ -184,17 +184,24 @@ impl DsaModelState {
     /// Delays a step; returns whether it is still wanted.
     pub(super) fn pause(&self, step: &ModelStep, delay: Duration) -> bool {
         let until = Instant::now() + delay;
-        while *self.is_polling && Instant::now() < until {
-            std::hint::spin_loop();
-        }
         let mut device = self.lock();
         while device.queues[step.queue].epoch == step.epoch {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return true;
             }
-            let waited = self.doorbell.wait_timeout(device, left);
-            device = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if *self.is_polling {
+                // Read with the lock: a cancellation after this look has a higher number.
+                let seen = self.changes.load(Ordering::Acquire);
+                drop(device);
+                while self.changes.load(Ordering::Acquire) == seen && Instant::now() < until {
+                    std::hint::spin_loop();
+                }
+                device = self.lock();
+            } else {
+                let waited = self.doorbell.wait_timeout(device, left);
+                device = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
         }
         false
     }
@@ -386,7 +393,7 @@ impl DeviceState {
             command_error::DEVICE_DISABLED
         } else if found.is_enabled {
             command_error::QUEUE_ENABLED
-        } else if config.size == 0 || !is_grouped {
+        } else if config.size == 0 || usize::from(config.size) > PORTAL_LINES || !is_grouped {
             command_error::QUEUE_SIZE
         } else if config.priority == 0 {
             command_error::QUEUE_PRIORITY

@@ -41,7 +41,7 @@ fn a_device_on_the_denylist_of_vfio_is_bound_with_the_option() {
 
 /// The commands for the best queue of a device, with the tool or without.
 fn configure(device: &IdxdDevice, has_tool: bool) -> String {
-    enable(device, best_queue(device).unwrap()).forms(has_tool).0
+    enable(device, best_queue(device).unwrap()).unwrap().forms(has_tool).0
 }
 
 #[test]
@@ -72,14 +72,28 @@ fn a_device_is_disabled_before_what_cannot_be_changed_while_it_is_enabled() {
     let disabled = IdxdDevice { is_enabled: false, ..device(vec![unused()]) };
     assert!(!configure(&disabled, true).contains("disable-device"));
     let of_kernel = IdxdQueue { is_for_programs: false, ..queue(FileAccess::Missing) };
-    let taken = configure(&device(vec![of_kernel.clone()]), true);
+    let alone = device(vec![of_kernel.clone()]);
+    let taken = enable(&alone, &alone.queues[0]).unwrap();
+    assert_eq!(taken.ended_queues, ["wq0.0"]);
+    let taken = taken.forms(true).0;
     assert!(taken.contains("disable-device"), "{taken}");
     // A queue of the kernel is left alone if there is another.
     let free = IdxdQueue { name: "wq0.1".into(), ..unused() };
     let both = device(vec![of_kernel, free]);
     assert!(configure(&both, true).contains("config-wq dsa0/wq0.1 "));
     // But it ends when the device is disabled.
-    assert_eq!(enable(&both, &both.queues[1]).ended_queues, ["wq0.0"]);
+    assert_eq!(enable(&both, &both.queues[1]).unwrap().ended_queues, ["wq0.0"]);
+}
+
+#[test]
+fn that_a_device_is_disabled_first_is_said_also_if_no_queue_ends() {
+    let said = |device: &IdxdDevice| enable(device, &device.queues[0]).unwrap().side_effect();
+    assert_eq!(said(&device(vec![unused()])), ", and disable the device first");
+    let disabled = IdxdDevice { is_enabled: false, ..device(vec![unused()]) };
+    assert_eq!(said(&disabled), "");
+    let ready = IdxdQueue { is_enabled: false, ..queue(FileAccess::Missing) };
+    let running = IdxdQueue { name: "wq0.1".into(), ..queue(FileAccess::Allowed) };
+    assert_eq!(said(&device(vec![ready, running])), "");
 }
 
 #[test]
@@ -92,13 +106,26 @@ fn a_queue_gets_only_descriptors_that_the_others_leave() {
     let queues = vec![sized("wq0.0", 0), sized("wq0.1", 128)];
     let disabled = IdxdDevice { is_enabled: false, ..device(queues) };
     assert!(configure(&disabled, true).contains("config-wq dsa0/wq0.1 "));
+    // The kernel refuses any size of the first one.
+    let reason = enable(&disabled, &disabled.queues[0]).unwrap_err();
+    assert_eq!(
+        reason,
+        "the device has no descriptors left for it: wq0.1 has 128; give another queue fewer first"
+    );
+    // A device that is enabled gives all back when it is disabled.
+    let enabled = IdxdDevice { is_enabled: true, ..disabled };
+    assert!(enable(&enabled, &enabled.queues[0]).is_ok());
+    for is_enabled in [true, false] {
+        let empty = IdxdDevice { is_enabled, total_size: Some(0), ..device(vec![unused()]) };
+        assert_eq!(enable(&empty, &empty.queues[0]).unwrap_err(), "the device has no descriptors");
+    }
 }
 
 #[test]
 fn the_two_forms_of_the_commands_are_both_there() {
     let device = device(vec![unused()]);
-    let (first, other) = enable(&device, &device.queues[0]).forms(true);
-    let (files, tool) = enable(&device, &device.queues[0]).forms(false);
+    let (first, other) = enable(&device, &device.queues[0]).unwrap().forms(true);
+    let (files, tool) = enable(&device, &device.queues[0]).unwrap().forms(false);
     assert_eq!((Some(files), Some(first)), (other, tool));
     // A file has only one way to be opened.
     assert_eq!(open_to_user(Path::new("/dev/dsa/wq0.0")).forms(true).1, None);
@@ -132,7 +159,7 @@ fn the_files_of_sysfs_are_written_whether_all_attributes_exist_or_not() {
         let root = tree(absent);
         let bus = root.path().to_str().unwrap();
         let device = IdxdDevice { is_enabled: false, ..device(vec![unused()]) };
-        let commands = ConfiguredQueue::of(&device, &device.queues[0]).by_files(bus);
+        let commands = ConfiguredQueue::of(&device, &device.queues[0]).unwrap().by_files(bus);
         let commands = commands.strip_prefix("sudo ").unwrap();
         // Twice: every step is done already then.
         for _ in 0..2 {

@@ -114,7 +114,9 @@ impl DsaModelState {
         }
     }
 
-    /// Waits for a descriptor, or for a change after `seen`.
+    /// Waits for a descriptor, or for a change after `seen`. A thread that sleeps is woken by every store. One
+    /// that polls watches the next line of each queue, and looks for a store behind a line that was left out
+    /// only when nothing has come for long.
     pub(super) fn wait<'a>(
         &'a self,
         device: MutexGuard<'a, DeviceState>,
@@ -141,6 +143,8 @@ impl DsaModelState {
                 std::hint::spin_loop();
             } else {
                 std::thread::sleep(SLEEP);
+                // What arrives is a change.
+                self.take_stores(&mut self.lock());
             }
         }
         self.lock()

@@ -61,6 +61,17 @@ fn wrong_queues_are_not_enabled() {
 }
 
 #[test]
+fn a_queue_has_no_more_entries_than_its_portal_has_lines() {
+    for (size, code) in [(64, 0), (65, error::QUEUE_SIZE)] {
+        let rig = ModelRig::cold(DsaModel::builder().total_size(128));
+        rig.configure();
+        rig.set_queue(0, QueueConfig { size, ..config() });
+        assert_eq!(rig.command(DsaCommand::EnableDevice.value()), 0);
+        assert_eq!(rig.command(DsaCommand::EnableQueue(0).value()), code);
+    }
+}
+
+#[test]
 fn tables_are_not_written_while_they_are_in_use() {
     let rig = ModelRig::new();
     rig.set64(GROUPS, 3);

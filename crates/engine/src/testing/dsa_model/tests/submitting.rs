@@ -1,7 +1,8 @@
 //! How descriptors get to the model: through the pages of portals, or by `enqcmd`.
 
+use memferry_testing::HangGuard;
+
 use super::*;
-use crate::dsa::descriptor::flag;
 use crate::testing::ioat_model::FaultSchedule;
 
 /// The portal of a queue behind the model's registers.
@@ -38,6 +39,22 @@ fn what_was_stored_before_a_register_is_read_has_arrived() {
 }
 
 #[test]
+fn a_queue_is_reset_during_a_delay() {
+    let delay = Duration::from_secs(3600);
+    let faults = DsaFaults { delay, ..DsaFaults::default() };
+    for builder in [DsaModel::builder().faults(faults), DsaModel::builder().service(delay)] {
+        let _guard = HangGuard::new("the reset of a queue");
+        let rig = ModelRig::enabled(builder);
+        rig.store(rig.descriptor(copy(&rig), 64, 0));
+        let is_running = || rig.model.shared.state.lock_after_stores().queues[0].running == 1;
+        wait_until("the start", is_running);
+        assert_eq!(rig.command(DsaCommand::ResetQueue(0).value()), 0);
+        assert_eq!(rig.record(0).code(), status::NONE);
+        rig.assert_clean();
+    }
+}
+
+#[test]
 fn a_descriptor_over_another_one_leaves_a_gap_that_is_named() {
     let rig = ModelRig::new();
     rig.model.set_faults(DsaFaults { stalls: FaultSchedule::Always, ..DsaFaults::default() });
@@ -46,6 +63,16 @@ fn a_descriptor_over_another_one_leaves_a_gap_that_is_named() {
     rig.store_at(2 * PORTAL_STRIDE, rig.descriptor(copy(&rig), 64, 1));
     assert_eq!(rig.model.counters().doorbells, 2, "the device takes it");
     assert!(rig.violation().contains("line 1 of the portal of queue 0"));
+}
+
+#[test]
+fn a_line_that_is_left_out_is_noticed_by_a_device_whose_registers_nobody_reads() {
+    for builder in [DsaModel::builder(), DsaModel::builder().service(Duration::ZERO)] {
+        let rig = ModelRig::enabled(builder);
+        rig.store_at(PORTAL_STRIDE, rig.descriptor(copy(&rig), 64, 0));
+        wait_until("a record", || rig.record(0).code() != status::NONE);
+        assert!(rig.violation().contains("line 0 of the portal of queue 0"));
+    }
 }
 
 #[test]
@@ -61,7 +88,7 @@ fn stores_to_no_queue_or_to_another_one_are_named() {
 #[test]
 fn a_dedicated_queue_is_not_enqueued_to() {
     let rig = ModelRig::new();
-    let descriptor = rig.descriptor(DsaOperation::Noop, 0, 0).with_flags(flag::FENCE);
+    let descriptor = rig.descriptor(DsaOperation::Noop, 0, 0);
     // SAFETY: it names only memory of the rig.
     assert!(unsafe { rig.portals.enqueue(0, &descriptor.words()) });
     assert!(rig.violation().contains("dedicated"));
