@@ -278,12 +278,17 @@ impl CpuCalibrator {
         Some((gain(1), gain(2)))
     }
 
-    /// The time in nanoseconds to ask the kernel for the node of a page. `None` where there is only one.
+    /// The time in nanoseconds to ask the kernel for the nodes of a source and a target. `None` where there
+    /// is only one node.
     fn node_query_ns(&self) -> Option<f64> {
         const PAGES: usize = 64;
         const TRIES: usize = 5;
-        let ask =
-            || (0..PAGES).for_each(|page| _ = topology::memory_node(self.target_at(page << 12)));
+        let ask = || {
+            for page in 0..PAGES {
+                let offset = page << 12;
+                topology::memory_nodes([self.target_at(offset), self.source_at(offset)]);
+            }
+        };
         (Topology::of_machine().nodes() > 1).then(|| best_ns(TRIES, ask) / PAGES as f64)
     }
 
