@@ -129,25 +129,29 @@ impl Topology {
     }
 }
 
-/// The node of memory that the page at an address is on, if the kernel tells. Any address is allowed;
-/// a page that was never accessed may be allocated by this.
-pub fn memory_node(address: u64) -> Option<usize> {
-    const MPOL_F_NODE: libc::c_ulong = 1;
-    const MPOL_F_ADDR: libc::c_ulong = 2;
-    let mut node: libc::c_int = -1;
-    // SAFETY: the kernel writes one number to `node`, no mask of nodes is requested, and it only
-    // looks up the address.
+/// The nodes of memory that the pages at some addresses are on, by one system call. `None` for a page that
+/// is not there: nothing is mapped, or it was never written. Any address is allowed, and no page is
+/// allocated by this. All are `None` if the kernel does not tell.
+pub fn memory_nodes<const N: usize>(addresses: [u64; N]) -> [Option<usize>; N] {
+    const THIS_PROCESS: libc::c_int = 0;
+    const NO_FLAGS: libc::c_int = 0;
+    let pages = addresses.map(|address| address as usize as *const libc::c_void);
+    let mut status: [libc::c_int; N] = [-libc::ENOENT; N];
+    // SAFETY: the kernel reads `N` addresses and writes `N` numbers; without a list of nodes it moves
+    // nothing, and only looks up the pages.
     let outcome = unsafe {
         libc::syscall(
-            libc::SYS_get_mempolicy,
-            &raw mut node,
-            std::ptr::null_mut::<libc::c_ulong>(),
-            0 as libc::c_ulong,
-            address as libc::c_ulong,
-            MPOL_F_NODE | MPOL_F_ADDR,
+            libc::SYS_move_pages,
+            THIS_PROCESS,
+            N as libc::c_ulong,
+            pages.as_ptr(),
+            std::ptr::null::<libc::c_int>(),
+            status.as_mut_ptr(),
+            NO_FLAGS,
         )
     };
-    if outcome == 0 { usize::try_from(node).ok() } else { None }
+    // A page without a node has a negative number.
+    status.map(|node| usize::try_from(node).ok().filter(|_| outcome == 0))
 }
 
 impl CoreGroups {
@@ -188,6 +192,8 @@ fn read_list(path: &Path) -> Option<Vec<usize>> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use memferry_testing::message::filter;
+
     use super::*;
 
     /// Two nodes of two cores with two threads each: 0 and 4 are threads of one core, and so on. Each
@@ -285,8 +291,66 @@ mod tests {
     fn memory_is_on_a_node_or_the_kernel_does_not_tell() {
         let page = vec![1u8; 4096];
         let nodes = Topology::of_machine().nodes();
-        assert!(memory_node(page.as_ptr() as u64).is_none_or(|node| node < nodes.max(1)));
-        assert_eq!(memory_node(8), None, "nothing is mapped there");
+        let [here, nowhere, none] = memory_nodes([page.as_ptr() as u64, 8, 0]);
+        assert!(here.is_none_or(|node| node < nodes.max(1)));
+        assert_eq!((nowhere, none), (None, None), "nothing is mapped there");
+    }
+
+    #[test]
+    fn memory_that_was_never_written_is_on_no_node_and_stays_absent() {
+        const PAGE: usize = 4096;
+        let length = 3 * PAGE;
+        // SAFETY: maps new memory.
+        let start = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            libc::mmap(
+                std::ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(start, libc::MAP_FAILED);
+        let start = start.cast::<u8>();
+        let at = |page: usize| start as u64 + (page * PAGE) as u64;
+        let is_present = || {
+            let mut present = [0u8; 3];
+            // SAFETY: the range is the mapping, and there is a byte for each of its pages.
+            assert_eq!(unsafe { libc::mincore(start.cast(), length, present.as_mut_ptr()) }, 0);
+            present.map(|page| page & 1 == 1)
+        };
+        // SAFETY: both lie in the mapping, whose pages are small ones.
+        unsafe {
+            libc::madvise(start.cast(), length, libc::MADV_NOHUGEPAGE);
+            start.write_volatile(1);
+            start.add(PAGE).read_volatile();
+        }
+        let before = is_present();
+        let [written, read, untouched] = memory_nodes([at(0), at(1), at(2)]);
+        assert!(written.is_none_or(|node| node < Topology::of_machine().nodes().max(1)));
+        assert_eq!(
+            read, None,
+            "it is the page of zeros, which all memory that is only read shares"
+        );
+        assert_eq!(untouched, None);
+        assert_eq!(is_present(), before, "asking allocates nothing");
+        assert!(!before[2]);
+        // SAFETY: nothing refers to the mapping any more.
+        unsafe { libc::munmap(start.cast(), length) };
+    }
+
+    #[test]
+    fn no_node_is_known_where_a_filter_refuses_the_question() {
+        // The filter is of one thread.
+        std::thread::spawn(|| {
+            let page = vec![1u8; 4096];
+            filter::refuse(&[libc::SYS_move_pages], libc::EPERM);
+            assert_eq!(memory_nodes([page.as_ptr() as u64; 2]), [None; 2]);
+        })
+        .join()
+        .unwrap();
     }
 
     #[test]

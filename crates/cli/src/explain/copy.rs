@@ -338,7 +338,12 @@ fn measured(profile: &CpuProfile) -> Vec<MeasuredValue> {
     }
     if Topology::of_machine().nodes() > 1 {
         values.extend([
-            number("node_query_ns", profile.node_query_ns, "ns", "asking for the node of a page"),
+            number(
+                "node_query_ns",
+                profile.node_query_ns,
+                "ns",
+                "asking for the nodes of a copy's source and target",
+            ),
             bytes(
                 "placed_bytes",
                 plan::placed_bytes(profile) as usize,

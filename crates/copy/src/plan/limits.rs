@@ -37,7 +37,8 @@ pub(super) const WAKE_FACTOR: f64 = 8.0;
 /// As [`WAKE_FACTOR`], if the caller does not wait.
 pub(super) const WAKE_FACTOR_ASYNCHRONOUS: f64 = 32.0;
 
-/// The kernel is asked for the nodes of a copy's memory if the copy takes at least so many times as long.
+/// The kernel is asked for the nodes of a copy's memory if two cores copy it for at least so many times as
+/// long.
 pub(super) const PLACED_FACTOR: f64 = 32.0;
 
 /// Returns the backlog of a channel in bytes from which the next transfers go to another channel: what
@@ -47,10 +48,10 @@ pub fn max_backlog_bytes(profile: &CpuProfile) -> u64 {
     (copied as u64).clamp(MIN_BACKLOG, MAX_BACKLOG)
 }
 
-/// Returns the size in bytes from which the kernel is asked for the nodes of a copy's memory: both questions
-/// take a 32nd of the copy's time at most.
+/// Returns the size in bytes from which the kernel is asked for the nodes of a copy's memory: the question
+/// takes a 32nd at most of the time in which two cores copy so much data that is in no cache.
 pub fn placed_bytes(profile: &CpuProfile) -> u64 {
-    let copied = PLACED_FACTOR * 2.0 * profile.node_query_ns * profile.stream_gb_per_s;
+    let copied = PLACED_FACTOR * profile.node_query_ns * profile.pair_stream_gb_per_s;
     (copied as u64).max(MIN_SHARE)
 }
 

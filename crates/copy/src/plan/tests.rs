@@ -123,14 +123,21 @@ fn only_large_copies_wake_sleeping_channels() {
 }
 
 #[test]
-fn memory_is_looked_up_for_copies_that_take_far_longer_than_that() {
-    let placed = |node_query_ns| {
-        let stream_gb_per_s = 10.0;
-        placed_bytes(&CpuProfile { node_query_ns, stream_gb_per_s, ..context().profile })
+fn memory_is_looked_up_for_copies_that_take_two_cores_far_longer_than_that() {
+    let profile = |node_query_ns, pair_stream_gb_per_s| CpuProfile {
+        node_query_ns,
+        stream_gb_per_s: 10.0,
+        pair_stream_gb_per_s,
+        ..context().profile
     };
-    assert_eq!(placed(1000.0), 640_000);
-    assert_eq!(placed(2000.0), 1_280_000);
-    assert_eq!(placed(1.0), MIN_SHARE);
+    let placed = |node_query_ns, gb_per_s| placed_bytes(&profile(node_query_ns, gb_per_s));
+    assert_eq!(placed(1000.0, 20.0), 640_000);
+    assert_eq!(placed(2000.0, 20.0), 1_280_000);
+    assert_eq!(placed(1.0, 20.0), MIN_SHARE);
+    for gb_per_s in [8.0, 12.5, 20.0, 400.0] {
+        let copy_ns = placed(1500.0, gb_per_s) as f64 / gb_per_s;
+        assert!(1500.0 <= copy_ns / 32.0 + 1.0, "{gb_per_s} GB/s: a copy takes {copy_ns} ns");
+    }
 }
 
 #[test]

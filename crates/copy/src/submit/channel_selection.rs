@@ -154,12 +154,12 @@ fn leave_out_unused(channels: &mut Vec<&Arc<dyn Channel>>, place: Nearness<'_>, 
 }
 
 /// Returns the nodes of the memory of a large copy, on a machine with several: that of the target, then that
-/// of the source.
+/// of the source. Memory that was never written has none.
 fn nodes_of(memory: CopyMemory, min_bytes: u64) -> Vec<usize> {
     if Topology::of_machine().nodes() < 2 || memory.bytes < min_bytes {
         return Vec::new();
     }
-    [memory.target, memory.source].into_iter().filter_map(topology::memory_node).collect()
+    topology::memory_nodes([memory.target, memory.source]).into_iter().flatten().collect()
 }
 
 /// Sorts channels by the distance of their threads from the calling thread: those first that share

@@ -56,9 +56,57 @@ pub(crate) struct ShareChoice {
 }
 
 thread_local! {
-    /// The number of copies of this thread, by size. Rows of trials are of one thread: another one has
-    /// other data.
-    static COPIES: [Cell<u32>; SIZES] = const { [const { Cell::new(START) }; SIZES] };
+    /// The copies of this thread, by size. Rows of trials are of one thread: another one has other data.
+    static COPIES: [ThreadCopies; SIZES] = const { [const { ThreadCopies::new() }; SIZES] };
+}
+
+/// What a thread counts for a size.
+#[derive(Debug)]
+struct ThreadCopies {
+    /// The number of its copies.
+    number: Cell<u32>,
+    /// Its last row of trials, until that is judged.
+    row: Cell<Option<Row>>,
+}
+
+/// A row of trials: all copies, those that are not measured included.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    way: CopyWay,
+    copies: u32,
+    /// The sum of their times.
+    time: u64,
+}
+
+impl ThreadCopies {
+    const fn new() -> Self {
+        Self { number: Cell::new(START), row: Cell::new(None) }
+    }
+
+    /// Counts a copy, and returns how many there were before.
+    fn next(&self) -> u32 {
+        self.number.replace(self.number.get().wrapping_add(1))
+    }
+
+    fn begin_row(&self, way: CopyWay) {
+        self.row.set(Some(Row { way, copies: 0, time: 0 }));
+    }
+
+    /// Adds a copy to the row, unless another thread has changed the way since it began.
+    fn add_trial(&self, way: CopyWay, time: u64) {
+        let row = self.row.get().filter(|row| row.way == way);
+        self.row.set(row.map(|row| Row {
+            copies: row.copies + 1,
+            time: row.time.saturating_add(time),
+            ..row
+        }));
+    }
+
+    /// The time of the row that has ended, if it is complete: of all its copies, made in this way.
+    fn take_row(&self, way: CopyWay) -> Option<u64> {
+        let row = self.row.take()?;
+        (row.way == way && row.copies == ROW).then_some(row.time)
+    }
 }
 
 /// The measured times, for each power of two of the size.
@@ -74,9 +122,8 @@ struct SizeRates {
     is_alone: AtomicBool,
     /// The time of that way when it was chosen.
     chosen_at: AtomicU64,
-    /// The time of all copies of the row of trials, those that are not measured included.
-    row: AtomicU64,
-    /// The periods after which the last row has taken no more than [`MAX_ROW_PERCENT`] of the time.
+    /// The periods after which the last complete row of a thread has taken no more than
+    /// [`MAX_ROW_PERCENT`] of the time.
     row_pause: AtomicU32,
 }
 
@@ -101,17 +148,15 @@ impl ShareRates {
 
     /// Decides about a copy of less than [`ALWAYS_SHARED_BYTES`].
     pub(crate) fn decide(&self, bytes: u64) -> ShareChoice {
-        let number = COPIES.with(|copies| {
-            let count = &copies[size_of_copy(bytes)];
-            count.replace(count.get().wrapping_add(1))
-        });
-        self.0[size_of_copy(bytes)].decide(number)
+        let size = size_of_copy(bytes);
+        COPIES.with(|copies| self.0[size].decide(&copies[size]))
     }
 
-    /// Records the time of a copy.
+    /// Records the time of a copy of this thread.
     pub(crate) fn record(&self, bytes: u64, choice: ShareChoice, took: Duration) {
         let measured = (took.as_nanos() as u64).saturating_mul(1000) / bytes.max(1);
-        self.0[size_of_copy(bytes)].record(choice, measured.max(1));
+        let size = size_of_copy(bytes);
+        COPIES.with(|copies| self.0[size].record(&copies[size], choice, measured.max(1)));
     }
 }
 
@@ -120,19 +165,18 @@ fn size_of_copy(bytes: u64) -> usize {
 }
 
 impl SizeRates {
-    fn decide(&self, number: u32) -> ShareChoice {
+    fn decide(&self, copies: &ThreadCopies) -> ShareChoice {
+        let number = copies.next();
         let turn = number % PERIOD;
         if turn == 0 {
-            self.choose();
+            let [_, other] = self.usual_and_other();
+            self.choose(copies.take_row(other));
         }
-        let (usual, other) = match self.is_alone.load(Ordering::Relaxed) {
-            true => (CopyWay::Alone, CopyWay::Shared),
-            false => (CopyWay::Shared, CopyWay::Alone),
-        };
+        let [usual, other] = self.usual_and_other();
         match turn.checked_sub(PERIOD - ROW) {
             Some(trial) if (number / PERIOD).is_multiple_of(self.pause()) => {
                 if trial == 0 {
-                    self.row.store(0, Ordering::Relaxed);
+                    copies.begin_row(other);
                 }
                 ShareChoice { way: other, is_measured: trial >= MOVING, is_trial: true }
             }
@@ -141,6 +185,14 @@ impl SizeRates {
                 let is_settled = turn >= MOVING && !(START..START + MOVING).contains(&number);
                 ShareChoice { way: usual, is_measured: is_settled, is_trial: false }
             }
+        }
+    }
+
+    /// The way that is taken, and the one that is tried.
+    fn usual_and_other(&self) -> [CopyWay; 2] {
+        match self.is_alone.load(Ordering::Relaxed) {
+            true => [CopyWay::Alone, CopyWay::Shared],
+            false => [CopyWay::Shared, CopyWay::Alone],
         }
     }
 
@@ -161,8 +213,9 @@ impl SizeRates {
     }
 
     /// Chooses the faster way, as far as it is known. Sharing takes the time of another core, so it must
-    /// gain something, and more to be chosen again.
-    fn choose(&self) {
+    /// gain something, and more to be chosen again. `row` is the time of the row of trials of the other way
+    /// that has ended, if it is complete.
+    fn choose(&self, row: Option<u64>) {
         let [alone, shared] = self.rates();
         let is_alone = self.is_alone.load(Ordering::Relaxed);
         let usual = if is_alone { alone } else { shared };
@@ -171,9 +224,11 @@ impl SizeRates {
         }
         let gain = if is_alone { MIN_GAIN_AGAIN_PERCENT } else { MIN_GAIN_PERCENT };
         let now_alone = 100 * alone < (100 + gain) * shared;
-        // The row was of the other way.
-        let row = if now_alone == is_alone { self.row.load(Ordering::Relaxed) } else { 0 };
-        self.row_pause.store(row_pause(row, usual), Ordering::Relaxed);
+        if now_alone != is_alone {
+            self.row_pause.store(1, Ordering::Relaxed);
+        } else if let Some(row) = row {
+            self.row_pause.store(row_pause(row, usual), Ordering::Relaxed);
+        }
         let chosen_at = self.chosen_at.load(Ordering::Relaxed);
         if now_alone == is_alone && chosen_at > 0 && differs(usual, chosen_at) {
             // The data is somewhere else now, and the other time was measured there.
@@ -184,10 +239,9 @@ impl SizeRates {
         self.chosen_at.store(if now_alone { alone } else { shared }, Ordering::Relaxed);
     }
 
-    fn record(&self, choice: ShareChoice, measured: u64) {
+    fn record(&self, copies: &ThreadCopies, choice: ShareChoice, measured: u64) {
         if choice.is_trial {
-            // Several threads may be in a row: it counts as dearer then.
-            self.row.fetch_add(measured, Ordering::Relaxed);
+            copies.add_trial(choice.way, measured);
         }
         if !choice.is_measured {
             return;
@@ -221,29 +275,36 @@ fn differs(one: u64, other: u64) -> bool {
 mod tests {
     use super::*;
 
-    /// The copies of one thread.
+    /// The copies of the only thread.
     struct Copies {
         rates: SizeRates,
-        number: u32,
+        thread: ThreadCopies,
     }
 
     impl Copies {
         fn new() -> Self {
-            Self { rates: SizeRates::default(), number: START }
+            Self { rates: SizeRates::default(), thread: ThreadCopies::new() }
         }
 
-        /// Makes copies that take the times that `took` tells for their number and way, and returns how
-        /// many were made alone.
         fn copy(&mut self, copies: u32, took: impl Fn(u32, CopyWay) -> u64) -> u32 {
-            let copy = |number| {
-                let choice = self.rates.decide(self.number);
-                self.number += 1;
-                let took = took(number, choice.way);
-                self.rates.record(choice, took);
-                u32::from(choice.way == CopyWay::Alone)
-            };
-            (0..copies).map(copy).sum()
+            copy(&self.rates, &self.thread, copies, took)
         }
+    }
+
+    /// Makes copies of a thread that take the times that `took` tells for their number and way, and
+    /// returns how many were made alone.
+    fn copy(
+        rates: &SizeRates,
+        thread: &ThreadCopies,
+        copies: u32,
+        took: impl Fn(u32, CopyWay) -> u64,
+    ) -> u32 {
+        let copy = |number| {
+            let choice = rates.decide(thread);
+            rates.record(thread, choice, took(number, choice.way));
+            u32::from(choice.way == CopyWay::Alone)
+        };
+        (0..copies).map(copy).sum()
     }
 
     fn times(alone: u64, shared: u64) -> impl Fn(u32, CopyWay) -> u64 {
@@ -273,26 +334,66 @@ mod tests {
         }
     }
 
+    /// The times of copies of which the first that are shared in a row take long.
+    fn slowly_shared(first: u64) -> impl Fn(u32, CopyWay) -> u64 {
+        let last = Cell::new((CopyWay::Shared, 0));
+        move |_, way| {
+            let (before, since) = last.get();
+            let since = if before == way { since + 1 } else { 0 };
+            last.set((way, since));
+            match way {
+                CopyWay::Alone => 300,
+                CopyWay::Shared if since < MOVING => first,
+                CopyWay::Shared => 330,
+            }
+        }
+    }
+
     #[test]
     fn rows_of_trials_take_a_hundredth_of_the_time_however_long_their_first_copies_take() {
         for (first, periods) in [(330, 1), (900, 4), (3000, 21), (30_000, 64)] {
-            let last = Cell::new((CopyWay::Shared, 0));
-            let took = |_, way| {
-                let (before, since) = last.get();
-                let since = if before == way { since + 1 } else { 0 };
-                last.set((way, since));
-                match way {
-                    CopyWay::Alone => 300,
-                    CopyWay::Shared if since < MOVING => first,
-                    CopyWay::Shared => 330,
-                }
-            };
+            let took = slowly_shared(first);
             let mut copies = Copies::new();
-            copies.copy(MAX_PAUSE * PERIOD, took);
-            let shared = MAX_PAUSE * PERIOD - copies.copy(MAX_PAUSE * PERIOD, took);
+            copies.copy(MAX_PAUSE * PERIOD, &took);
+            let shared = MAX_PAUSE * PERIOD - copies.copy(MAX_PAUSE * PERIOD, &took);
             assert!(shared >= ROW, "it is tried again");
             assert!(shared <= (MAX_PAUSE / periods + 1) * ROW, "{shared} with {first}");
         }
+    }
+
+    #[test]
+    fn a_row_of_trials_counts_as_a_whole_although_another_thread_begins_one() {
+        let (rates, one, other) = (SizeRates::default(), ThreadCopies::new(), ThreadCopies::new());
+        let took = slowly_shared(900);
+        // Both ways are known, and the next copies of both threads are a row.
+        copy(&rates, &one, FIRST + 2 * PERIOD, &took);
+        rates.row_pause.store(1, Ordering::Relaxed);
+        other.number.set(one.number.get());
+        copy(&rates, &one, ROW - 2, &took);
+        copy(&rates, &other, 1, times(300, 330));
+        // The last two of the row, and the first one of the next period.
+        copy(&rates, &one, 3, &took);
+        assert!(rates.row_pause.load(Ordering::Relaxed) > 1, "{rates:?}");
+        // The other row ends early for that, and says nothing.
+        copy(&rates, &other, ROW, times(300, 330));
+        assert!(rates.row_pause.load(Ordering::Relaxed) > 1, "{rates:?}");
+    }
+
+    #[test]
+    fn an_incomplete_row_of_trials_says_nothing() {
+        let thread = ThreadCopies::new();
+        let add = |count, way| (0..count).for_each(|_| thread.add_trial(way, 300));
+        thread.begin_row(CopyWay::Alone);
+        add(ROW - 1, CopyWay::Alone);
+        assert_eq!(thread.take_row(CopyWay::Alone), None, "a copy failed");
+        thread.begin_row(CopyWay::Alone);
+        add(ROW - 1, CopyWay::Alone);
+        add(1, CopyWay::Shared);
+        assert_eq!(thread.take_row(CopyWay::Alone), None, "the way has changed");
+        thread.begin_row(CopyWay::Alone);
+        add(ROW, CopyWay::Alone);
+        assert_eq!(thread.take_row(CopyWay::Alone), Some(300 * u64::from(ROW)));
+        assert_eq!(thread.take_row(CopyWay::Alone), None, "it is judged once");
     }
 
     #[test]
@@ -333,7 +434,7 @@ mod tests {
         let mut copies = Copies::new();
         copies.copy(2 * PERIOD, times(300, 360));
         let long = ShareChoice { way: CopyWay::Alone, is_measured: true, is_trial: false };
-        copies.rates.record(long, 1_000_000);
+        copies.rates.record(&copies.thread, long, 1_000_000);
         copies.copy(PERIOD, times(300, 360));
         assert!(copies.rates.is_alone.load(Ordering::Relaxed));
     }

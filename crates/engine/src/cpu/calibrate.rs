@@ -28,6 +28,18 @@ const MAX_BUSY_TIME: Duration = Duration::from_millis(360);
 /// The time after which a measurement stops if a CPU quota throttles it again and again.
 const MAX_THROTTLED_TIME: Duration = Duration::from_millis(1000);
 
+/// How long the channels of a measurement may take to fall asleep before it is given up: longer than any of
+/// them polls.
+const MAX_POLLING_TIME: Duration = Duration::from_millis(40);
+/// How long the channels poll whose gains are measured. They must sleep while others are measured.
+const GAIN_SPIN_NS: u64 = 200_000;
+/// The size of copies of data that is in no cache.
+const COLD_BYTES: usize = 1 << 20;
+/// The maximum number of tries of such copies, and the minimum for gains: one that was disturbed would
+/// decide for all later processes.
+const COLD_TRIES: usize = 6;
+const MIN_GAIN_TRIES: usize = 3;
+
 /// Measures the profile. An error if other processes had the processors during the measurement.
 pub(super) fn measure() -> Result<CpuProfile, MeasureError> {
     let (meter, before) = (ContentionMeter::default(), CpuTimes::now());
@@ -63,7 +75,7 @@ fn measure_with(calibrator: &mut CpuCalibrator) -> CpuProfile {
     let streaming = calibrator.best_streaming();
     let stream = Kernel::Stream(streaming);
     profile.streaming = streaming;
-    if let Some(gains) = calibrator.gains_on_bound_cores(stream) {
+    if let Some(gains) = pair_here().and_then(|pair| calibrator.gains_of_pair(pair, stream)) {
         (profile.sibling_gain, profile.neighbour_gain) = gains;
     }
     profile.stream_gb_per_s = calibrator.one_core_gb_per_s(stream, MAX_BYTES);
@@ -173,13 +185,14 @@ impl CpuCalibrator {
 
     /// The bandwidth of this core and a channel together in GB/s, submission included.
     fn shared_gb_per_s(&mut self, kernel: Kernel, bytes: usize) -> f64 {
-        let best = best_ns(self.tries(bytes), || self.run_shared(kernel, bytes));
+        let channel = self.channel.as_ref();
+        let best = best_ns(self.tries(bytes), || self.run_shared(channel, kernel, bytes));
         bytes as f64 / best
     }
 
     /// Copies one half here and the other in the channel, if there is one.
-    fn run_shared(&self, kernel: Kernel, bytes: usize) {
-        let Some(channel) = &self.channel else {
+    fn run_shared(&self, channel: Option<&ThreadedChannel>, kernel: Kernel, bytes: usize) {
+        let Some(channel) = channel else {
             return self.run_inline(kernel, 0, bytes);
         };
         let half = bytes / 2;
@@ -197,67 +210,85 @@ impl CpuCalibrator {
         }
     }
 
-    /// The bandwidth of this core and a channel together in GB/s, of data that is in no cache.
-    fn cold_gb_per_s(&mut self, kernel: Kernel) -> f64 {
-        const BYTES: usize = 1 << 20;
-        const TRIES: usize = 6;
-        let tries = self.tries(BYTES).min(TRIES);
-        let times = (0..tries).map(|_| {
-            memferry_sys::copy::flush(&self.source.as_slice()[..BYTES]);
-            memferry_sys::copy::flush(&self.target.as_slice()[..BYTES]);
-            let start = Instant::now();
-            self.run_shared(kernel, BYTES);
-            start.elapsed().as_nanos() as f64
-        });
-        BYTES as f64 / times.fold(f64::INFINITY, f64::min).max(1.0)
+    /// Hands a descriptor of one byte over, and waits for it.
+    fn round_trip(&self, channel: &ThreadedChannel) {
+        // SAFETY: one byte inside the target, which lives until the channel is done.
+        let fill = unsafe { Descriptor::new(Opcode::Fill, 0, self.target_at(MAX_BYTES - 1), 1) };
+        let Ok(accepted) = channel.submit(&mut [Some(fill)]) else {
+            return;
+        };
+        while channel.completed() < accepted.last() {
+            std::hint::spin_loop();
+        }
     }
 
-    /// The gains of sharing a copy with the sibling of this core and with the nearest other core, measured
-    /// by a thread that is bound to this core. `None` if no sibling is allowed.
-    fn gains_on_bound_cores(&mut self, kernel: Kernel) -> Option<(f64, f64)> {
-        let (here, allowed) = (affinity::current_core(), affinity::allowed_cores());
-        let pair = Topology::of_machine().sibling_pair(here, &allowed)?;
+    /// The time in nanoseconds of a copy of data that is in no cache, by this core and a channel that is
+    /// awake, if one is named.
+    fn cold_ns(&self, channel: Option<&ThreadedChannel>, kernel: Kernel) -> f64 {
+        memferry_sys::copy::flush(&self.source.as_slice()[..COLD_BYTES]);
+        memferry_sys::copy::flush(&self.target.as_slice()[..COLD_BYTES]);
+        if let Some(channel) = channel {
+            self.round_trip(channel);
+        }
+        best_of(1, || self.run_shared(channel, kernel, COLD_BYTES))
+    }
+
+    /// The bandwidth of this core and a channel together in GB/s, of data that is in no cache.
+    fn cold_gb_per_s(&mut self, kernel: Kernel) -> f64 {
+        let tries = self.tries(COLD_BYTES).min(COLD_TRIES);
+        let times = (0..tries).map(|_| self.cold_ns(self.channel.as_ref(), kernel));
+        COLD_BYTES as f64 / times.fold(f64::INFINITY, f64::min)
+    }
+
+    /// The gains of sharing a copy with the sibling of a core and with the nearest other core, measured by a
+    /// thread that is bound to the first. `None` if there is no time for enough tries.
+    fn gains_of_pair(&mut self, pair: SiblingPair, kernel: Kernel) -> Option<(f64, f64)> {
+        // Asked here: this thread's time of waiting for a processor is compared with its own at `start`.
+        let tries = self.tries(COLD_BYTES).min(COLD_TRIES);
+        if tries < MIN_GAIN_TRIES {
+            return None;
+        }
         std::thread::scope(|scope| {
             let measure = || {
                 affinity::bind_to_core(pair.core).ok()?;
-                self.gains(pair, kernel)
+                self.gains(pair, kernel, tries)
             };
             let builder = std::thread::Builder::new().name("memferry-measure".into());
             builder.spawn_scoped(scope, measure).ok()?.join().ok()?
         })
     }
 
-    fn gains(&mut self, pair: SiblingPair, kernel: Kernel) -> Option<(f64, f64)> {
-        let alone = self.cold_with(None, kernel)?;
-        let sibling = self.cold_with(Some(pair.sibling), kernel)?;
-        let neighbour = match pair.neighbour {
-            Some(core) => self.cold_with(Some(core), kernel)?,
-            None => 0.0,
-        };
-        Some((sibling / alone, neighbour / alone))
-    }
-
-    /// The bandwidth of this core, together with a channel on another one if that is named, of data that
-    /// is in no cache.
-    fn cold_with(&mut self, core: Option<usize>, kernel: Kernel) -> Option<f64> {
+    /// The gains, by the best of so many tries of each way. `None` if the machine is too busy.
+    fn gains(&mut self, pair: SiblingPair, kernel: Kernel, tries: usize) -> Option<(f64, f64)> {
         let bound = |core| {
             let options = ChannelOptions { core: Some(core), ..ChannelOptions::default() };
-            open_channel(&options, 64, 5_000_000)
+            open_channel(&options, 64, GAIN_SPIN_NS)
         };
-        let channel = core.map(bound).transpose().ok()?;
-        let usual = std::mem::replace(&mut self.channel, channel);
-        let gb_per_s = self.cold_gb_per_s(kernel);
-        self.channel = usual;
-        // Without a try, the machine was too busy.
-        (!self.is_incomplete.get()).then_some(gb_per_s)
+        let mut ways = vec![None, Some(bound(pair.sibling).ok()?)];
+        if let Some(core) = pair.neighbour {
+            ways.push(Some(bound(core).ok()?));
+        }
+        let best = best_in_turn(ways.len(), tries, |way| {
+            // One that polls would take time from its sibling.
+            let mut channels = ways.iter().flatten().chain(&self.channel);
+            let is_quiet = channels.all(falls_asleep) && self.start.elapsed() <= MAX_BUSY_TIME;
+            is_quiet.then(|| self.cold_ns(ways[way].as_ref(), kernel))
+        })?;
+        let gain = |way: usize| best.get(way).map_or(0.0, |ns| best[0] / ns);
+        Some((gain(1), gain(2)))
     }
 
-    /// The time in nanoseconds to ask the kernel for the node of a page. `None` where there is only one.
+    /// The time in nanoseconds to ask the kernel for the nodes of a source and a target. `None` where there
+    /// is only one node.
     fn node_query_ns(&self) -> Option<f64> {
         const PAGES: usize = 64;
         const TRIES: usize = 5;
-        let ask =
-            || (0..PAGES).for_each(|page| _ = topology::memory_node(self.target_at(page << 12)));
+        let ask = || {
+            for page in 0..PAGES {
+                let offset = page << 12;
+                topology::memory_nodes([self.target_at(offset), self.source_at(offset)]);
+            }
+        };
         (Topology::of_machine().nodes() > 1).then(|| best_ns(TRIES, ask) / PAGES as f64)
     }
 
@@ -283,19 +314,10 @@ impl CpuCalibrator {
         const BATCHES: usize = 200;
         const ROUNDS: usize = 10;
         let channel = self.channel.as_ref()?;
-        let round = || {
-            // SAFETY: one byte inside the target, which lives until the channel is done.
-            let fill = unsafe { Descriptor::new(Opcode::Fill, 0, self.target_at(0), 1) };
-            let Ok(accepted) = channel.submit(&mut [Some(fill)]) else {
-                return;
-            };
-            while channel.completed() < accepted.last() {
-                std::hint::spin_loop();
-            }
-        };
         // If other threads want the cores too, every round can take a scheduler time slice.
         let until = Instant::now() + BUDGET / 4;
-        let best = best_ns_until(until, BATCHES, || (0..ROUNDS).for_each(|_| round()));
+        let best =
+            best_ns_until(until, BATCHES, || (0..ROUNDS).for_each(|_| self.round_trip(channel)));
         Some(best / ROUNDS as f64 / 2.0)
     }
 
@@ -404,6 +426,43 @@ fn open_channel(
     channel::open(options, capacity, spin_ns, None, ChainedParker::alone())
 }
 
+/// This core and its sibling, if that is allowed.
+fn pair_here() -> Option<SiblingPair> {
+    let (here, allowed) = (affinity::current_core(), affinity::allowed_cores());
+    Topology::of_machine().sibling_pair(here, &allowed)
+}
+
+/// Waits until a channel sleeps; `false` if it does not.
+fn falls_asleep(channel: &ThreadedChannel) -> bool {
+    let deadline = Instant::now() + MAX_POLLING_TIME;
+    while !channel.is_asleep() {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
+}
+
+/// The times of the fastest try of each way. Each try runs all ways one after the other, so that what
+/// disturbs the machine for a while disturbs all of them. The first run of each way does not count.
+fn best_in_turn(
+    ways: usize,
+    tries: usize,
+    mut run: impl FnMut(usize) -> Option<f64>,
+) -> Option<Vec<f64>> {
+    let mut best = vec![f64::INFINITY; ways];
+    for number in 0..=tries {
+        for (way, best) in best.iter_mut().enumerate() {
+            let ns = run(way)?;
+            if number > 0 {
+                *best = best.min(ns);
+            }
+        }
+    }
+    Some(best)
+}
+
 /// The time of the fastest try in nanoseconds; NaN without a try.
 fn best_ns(tries: usize, mut run: impl FnMut()) -> f64 {
     if tries == 0 {
@@ -439,23 +498,70 @@ fn best_of(tries: usize, mut run: impl FnMut()) -> f64 {
 mod tests {
     use super::*;
 
-    #[test]
-    fn gains_are_measured_with_each_core_and_the_usual_channel_is_kept() {
-        let cores = affinity::allowed_cores();
-        let [core, sibling, ..] = cores[..] else {
+    /// Two cores, as a core and its sibling; `None` where there is one.
+    fn any_pair() -> Option<SiblingPair> {
+        let [core, sibling, ..] = affinity::allowed_cores()[..] else {
             let why = "there is only one core";
-            return memferry_testing::skip(memferry_testing::Requirement::Cores, why);
+            memferry_testing::skip(memferry_testing::Requirement::Cores, why);
+            return None;
         };
-        let pair = SiblingPair { core, sibling, neighbour: Some(sibling) };
+        Some(SiblingPair { core, sibling, neighbour: Some(sibling) })
+    }
+
+    #[test]
+    fn gains_are_measured_with_each_core_while_the_usual_channel_sleeps() {
+        let Some(pair) = any_pair() else { return };
         let mut calibrator = CpuCalibrator::new().unwrap();
-        match calibrator.gains(pair, Kernel::Cached) {
-            Some((sibling, neighbour)) => assert!(sibling > 0.0 && neighbour > 0.0),
-            None => assert!(calibrator.is_incomplete.get(), "only a busy machine is not measured"),
-        }
-        assert!(calibrator.channel.is_some());
-        let pair = SiblingPair { neighbour: None, ..pair };
-        let gains = calibrator.gains(pair, Kernel::Cached);
-        assert!(gains.is_none_or(|(_, neighbour)| neighbour == 0.0));
+        let mut gains = |pair| {
+            // On a machine that is busy with other things they may not be measured at once.
+            let mut found = None;
+            memferry_testing::until("gains are measured", || {
+                calibrator.start = Instant::now();
+                calibrator.round_trip(calibrator.channel.as_ref().unwrap());
+                let completed = calibrator.channel.as_ref().unwrap().completed();
+                found = calibrator.gains(pair, Kernel::Cached, MIN_GAIN_TRIES);
+                let channel = calibrator.channel.as_ref().unwrap();
+                assert!(found.is_none() || channel.is_asleep());
+                assert_eq!(channel.completed(), completed, "it got no work");
+                found.is_some()
+            });
+            found.unwrap()
+        };
+        let (sibling, neighbour) = gains(pair);
+        assert!(sibling > 0.0 && neighbour > 0.0);
+        let (sibling, neighbour) = gains(SiblingPair { neighbour: None, ..pair });
+        assert!(sibling > 0.0 && neighbour == 0.0);
+    }
+
+    #[test]
+    fn without_time_for_several_tries_no_gains_are_measured() {
+        let Some(pair) = any_pair() else { return };
+        let mut calibrator = CpuCalibrator::new().unwrap();
+        let ago = |past| Instant::now().checked_sub(past).unwrap();
+        calibrator.start = ago(BUDGET + Duration::from_millis(1));
+        assert!(calibrator.tries(COLD_BYTES) < MIN_GAIN_TRIES);
+        assert_eq!(calibrator.gains_of_pair(pair, Kernel::Cached), None);
+        calibrator.start = ago(MAX_BUSY_TIME + Duration::from_millis(1));
+        assert_eq!(calibrator.gains(pair, Kernel::Cached, MIN_GAIN_TRIES), None);
+    }
+
+    #[test]
+    fn the_ways_of_a_try_take_turns_and_the_first_run_of_each_does_not_count() {
+        let mut runs = Vec::new();
+        let best = best_in_turn(3, 3, |way| {
+            runs.push(way);
+            // What is first is fastest, and then one try is disturbed as a whole.
+            let disturbed = if (6..9).contains(&(runs.len() - 1)) { 50.0 } else { 0.0 };
+            Some(if runs.len() <= 3 { 1.0 } else { 10.0 * (way + 1) as f64 + disturbed })
+        });
+        assert_eq!(best, Some(vec![10.0, 20.0, 30.0]));
+        assert_eq!(runs, [0, 1, 2].repeat(4));
+        let mut runs = 0;
+        let stopped = best_in_turn(3, 3, |_| {
+            runs += 1;
+            (runs < 5).then_some(1.0)
+        });
+        assert_eq!((stopped, runs), (None, 5));
     }
 
     #[test]

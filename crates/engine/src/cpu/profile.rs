@@ -45,7 +45,7 @@ pub struct CpuProfile {
     pub sibling_gain: f64,
     /// The same for a copy that it shares with the nearest other core.
     pub neighbour_gain: f64,
-    /// The time in nanoseconds to ask the kernel for the node of a page of memory.
+    /// The time in nanoseconds to ask the kernel for the nodes of a copy's source and target.
     pub node_query_ns: f64,
     /// The bandwidth of one core with data in its cache.
     pub cached_gb_per_s: f64,
