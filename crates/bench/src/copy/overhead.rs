@@ -171,7 +171,7 @@ fn submit_many_ns(ferry: &Ferry, pair: &mut BufferPair, repeat: u64) -> f64 {
 }
 
 /// Time that two reads of the clock add to a measurement.
-fn clock_ns() -> f64 {
+pub(crate) fn clock_ns() -> f64 {
     const REPEAT: u32 = 2000;
     let total: u128 = (0..REPEAT).map(|_| Instant::now().elapsed().as_nanos()).sum();
     total as f64 / f64::from(REPEAT)

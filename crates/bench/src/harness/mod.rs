@@ -10,7 +10,7 @@ mod samples;
 pub(crate) use budget::{Budget, Calibration, Iterations, warm_up_iterations};
 pub(crate) use closure::FnCandidate;
 pub(crate) use fixtures::{BufferPair, ColdCursor, compute, memcpy, set};
-pub(crate) use samples::{Sample, Samples, max_or_nan, median, min_or_nan};
+pub(crate) use samples::{Sample, Samples, both_directions, max_or_nan, median, min_or_nan};
 
 use samples::SampleSeries;
 

@@ -196,7 +196,7 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
 
 /// The geometric mean of each pair of rounds. A last round without its other direction does not count,
 /// unless it is the only one.
-fn both_directions(rounds: &[f64]) -> Vec<f64> {
+pub(crate) fn both_directions(rounds: &[f64]) -> Vec<f64> {
     match rounds {
         [only] => vec![*only],
         _ => rounds.chunks_exact(2).map(|pair| (pair[0] * pair[1]).sqrt()).collect(),

@@ -24,13 +24,29 @@ pub(super) enum EndpointTask {
 /// Runs a task over two endpoints, the full table and a cache, interleaved.
 pub(super) fn compare(
     session: &mut TranslationSession,
+    endpoints: [usize; 2],
+    task: EndpointTask,
+    budget: Budget,
+) -> anyhow::Result<Samples> {
+    compare_in([FULL, CACHE], session, endpoints, task, budget)
+}
+
+/// [`compare`] with the order of the two in the first round; it is the opposite in the next.
+pub(super) fn compare_in(
+    order: [&'static str; 2],
+    session: &mut TranslationSession,
     [full, cache]: [usize; 2],
     task: EndpointTask,
     budget: Budget,
 ) -> anyhow::Result<Samples> {
     let session = &RefCell::new(session);
-    let mut candidates = [(FULL, Role::Peer, full), (CACHE, Role::Memferry, cache)]
-        .map(|(series, role, number)| EndpointCandidate { series, role, number, task, session });
+    let mut candidates = order.map(|series| {
+        let (role, number) = match series {
+            FULL => (Role::Peer, full),
+            _ => (Role::Memferry, cache),
+        };
+        EndpointCandidate { series, role, number, task, session }
+    });
     let samples = Harness::new(budget).interleave(&mut candidates);
     // The processes are the same: without one endpoint there is nothing to compare.
     samples.require_all()?;
