@@ -26,15 +26,18 @@ pub enum EngineSelection {
     #[default]
     Off,
     /// The devices that are available are used, if there are any: the first GPU, the first network
-    /// card, or all I/OAT devices. PCI devices of kernel drivers are not touched.
+    /// card, all I/OAT devices, or all DSA work queues that the process may open and that are free
+    /// (without any, all DSA devices that are bound to `vfio-pci`). Other PCI devices of kernel
+    /// drivers are not touched.
     Auto,
     /// These devices are used, and opening fails without them. GPUs are named by their number, PCI
-    /// devices by their address, such as `0000:00:04.0`.
+    /// devices by their address, such as `0000:00:04.0`, and work queues of DSA devices by their
+    /// name, such as `wq0.0`.
     Devices(Vec<String>),
 }
 
 impl EngineSelection {
-    /// Selects one device, by its number or its PCI address.
+    /// Selects one device, by its number, its PCI address or the name of its work queue.
     pub fn device(name: impl ToString) -> Self {
         Self::Devices(vec![name.to_string()])
     }
@@ -83,7 +86,7 @@ pub struct OpenOptions {
 
 /// Opens the engines of one kind.
 pub trait EngineFactory: Sync + Debug {
-    /// The name of its engines, and of the setting: `cuda`, `ioat` or `nic`.
+    /// The name of its engines, and of the setting: `cuda`, `dsa`, `ioat` or `nic`.
     fn name(&self) -> &'static str;
 
     /// The environment variable with the default selection.
