@@ -44,13 +44,15 @@ impl Subject<'_> {
     }
 }
 
-/// The first part of a detail: an error without its advice, or only the name of a missing option.
+/// The whole detail of a check that failed, as its fix may refer to the end of it; else the first part,
+/// and of a missing option only the name.
 fn short(check: &Check) -> &str {
-    let detail = check.detail.split("; ").next().unwrap_or_default();
-    if !check.is_absent_option() {
-        return detail;
+    let first = |end| check.detail.split(end).next().unwrap_or_default();
+    match check.status {
+        _ if check.is_absent_option() => first(": ").split("; ").next().unwrap_or_default(),
+        Status::Missing => &check.detail,
+        _ => first("; "),
     }
-    detail.split(": ").next().unwrap_or_default()
 }
 
 /// One line per subject.

@@ -87,6 +87,17 @@ fn what_failed_is_not_ready_and_says_why() {
 }
 
 #[test]
+fn what_failed_is_shown_with_all_of_its_message() {
+    let mut diagnosis = diagnosis();
+    let failed = |detail: &str| Check::new("a copy", Status::Missing, detail);
+    diagnosis.checks = vec![failed("it fails; set another value").fix("do what the message says")];
+    let text = render(&diagnosis);
+    assert!(text.contains("  ✗ copies         it fails; set another value\n"), "{text}");
+    diagnosis.checks = vec![failed("none: why; where").need(Need::OptionalHardware)];
+    assert!(render(&diagnosis).contains("  – copies         none\n"));
+}
+
+#[test]
 fn a_fix_of_two_checks_is_advised_once() {
     let mut diagnosis = diagnosis();
     diagnosis.memory.push(check("locked memory", Status::Warn).fix("echo advise"));
