@@ -161,8 +161,8 @@ impl RequestedDevices {
             devices: Vec::new(),
             is_chosen: false,
             verdict: format!(
-                "asked for by {}, but no device can be used: `memferry doctor` tells what is \
-                 there, and what it needs",
+                "asked for by {}, but no device can be used: `memferry doctor --verbose` \
+                 tells what is there, and what it needs",
                 request.asked
             ),
         });
