@@ -1,13 +1,13 @@
 //! `memferry explain SIZE` prints which path a copy takes on this machine, why, and the measured
 //! values behind the decision. It calls the planner of real copies, and copies nothing.
 
-use anyhow::{Context, anyhow};
-use memferry::engine::Kernel;
+use anyhow::anyhow;
 use memferry::engine::cpu::{CpuProfile, ProfileOrigin, SiblingUse};
+use memferry::engine::{Kernel, OpenError};
 use memferry::plan::{
     self, CopyPlan, CopyPlanContext, CopyQuery, CopyReason, CopyStrategy, FixedLimit,
 };
-use memferry::{CacheHint, CudaEngine, Ferry, LearnedValues};
+use memferry::{BuildError, CacheHint, CudaEngine, Ferry, LearnedValues};
 use memferry_bench::results::size;
 use memferry_sys::topology::Topology;
 use serde::Serialize;
@@ -116,12 +116,7 @@ pub(super) fn run(
     output: Output,
 ) -> anyhow::Result<()> {
     let ferry = devices.select(Ferry::builder()).build();
-    let ferry = match gpu {
-        Some(_) => {
-            ferry.context("no GPU to explain with; `memferry doctor` tells what it needs")?
-        }
-        None => ferry?,
-    };
+    let ferry = ferry.map_err(|error| with_context(error, gpu.is_some()))?;
     let device = ferry.engine_as::<CudaEngine>().filter(|_| gpu.is_some());
     let device = device.map(|gpu| GpuExplanation::new(gpu.info(), gpu.profile(), &question));
     let explanation = explain(&ferry, question, devices, &MachineDevices::detect(), device)?;
@@ -134,6 +129,20 @@ pub(super) fn run(
         output.all,
         Paint::for_stdout(),
     ))?)
+}
+
+/// Adds to an error of the GPU, if one was requested, that there is none to explain with.
+fn with_context(error: BuildError, has_gpu: bool) -> anyhow::Error {
+    let is_of_gpu = matches!(
+        &error,
+        BuildError::Open(OpenError::System { engine, .. } | OpenError::Exhausted { engine })
+            if engine == "cuda"
+    );
+    let error = anyhow::Error::from(error);
+    if !has_gpu || !is_of_gpu {
+        return error;
+    }
+    error.context("no GPU to explain with; `memferry doctor` tells what it needs")
 }
 
 fn explain(

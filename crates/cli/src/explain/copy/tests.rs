@@ -162,6 +162,19 @@ fn a_short_blocking_copy_to_a_gpu_is_explained_as_the_callers_own() {
 }
 
 #[test]
+fn only_an_error_of_the_gpu_says_that_there_is_no_gpu() {
+    let error = |engine: &str, has_gpu| {
+        let (engine, reason) = (engine.to_owned(), "no".to_owned());
+        let error = BuildError::Open(OpenError::System { engine, reason });
+        format!("{:#}", with_context(error, has_gpu))
+    };
+    assert!(error("cuda", true).starts_with("no GPU to explain with; "));
+    for (engine, has_gpu) in [("dsa", true), ("ioat", true), ("cuda", false)] {
+        assert!(error(engine, has_gpu).starts_with("engine "), "{}", error(engine, has_gpu));
+    }
+}
+
+#[test]
 fn the_largest_chunk_is_fixed_and_not_measured() {
     let explanation = explain_copy(4096, CacheHint::Unknown);
     let has = |values: &[MeasuredValue]| values.iter().any(|value| value.name == "chunk_bytes");
