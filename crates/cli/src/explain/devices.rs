@@ -4,10 +4,12 @@
 use memferry::engine::dsa::published_tuning;
 use memferry::engine::factories;
 use memferry::plan::{
-    self, CopyPlan, CopyPlanContext, CopyQuery, CopyStrategy, EngineSummary, TuningFact,
+    CopyPlan, CopyPlanContext, CopyQuery, CopyStrategy, EngineSummary, TuningFact,
 };
 use memferry::{EngineSelection, FerryBuilder};
 use serde::Serialize;
+
+use super::copy::Estimate;
 
 /// The devices that the arguments and the environment ask for, by engine.
 #[derive(Debug, Clone, Default)]
@@ -199,11 +201,10 @@ fn is_chosen(plan: &CopyPlan, index: usize) -> bool {
 
 fn verdict(facts: &CopyPlanContext, question: &CopyQuery, plan: &CopyPlan, index: usize) -> String {
     let engine = &facts.engines[index];
-    let estimate = |engine: &EngineSummary| {
-        super::copy::duration(plan::estimate_ns(facts, engine, question) / 1000.0)
-    };
+    let estimate = |engine: &EngineSummary| Estimate::of_engine(facts, engine, question).text();
     if is_chosen(plan, index) {
-        return format!("chosen, {}", estimate(engine));
+        // Engines that share a copy have one estimate.
+        return format!("chosen, {}", Estimate::of_plan(facts, plan, question).text());
     }
     let capabilities = &engine.capabilities;
     if !capabilities.operations.contains(question.operation) {

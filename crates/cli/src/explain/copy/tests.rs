@@ -92,6 +92,36 @@ fn large_copies_name_engine_kernel_and_reason() {
 }
 
 #[test]
+fn a_plan_has_one_estimate_which_names_where_the_data_is_taken_to_be() {
+    for (bytes, temperature, place) in [
+        (1 << 20, CacheHint::Unknown, "(data in the cache)"),
+        (1 << 20, CacheHint::Hot, "(data in the cache)"),
+        (1 << 20, CacheHint::Cold, "(data in no cache)"),
+        (64 << 20, CacheHint::Unknown, "(data in no cache)"),
+    ] {
+        let explanation = explain_copy(bytes, temperature);
+        let estimate = &explanation.blocking.estimate;
+        assert!(estimate.ends_with(place), "{estimate}");
+        assert!(explanation.engines[0].is_chosen);
+        assert_eq!(explanation.engines[0].verdict, format!("chosen, {estimate}"));
+        let text = render(&explanation, "not measured", false, Paint::plain());
+        assert!(text.contains(&format!("    estimate  {estimate}\n")), "{text}");
+    }
+    let (small, cold) = (explain_copy(512, CacheHint::Hot), explain_copy(512, CacheHint::Cold));
+    assert!(small.blocking.estimate.ends_with("(data in the cache)"));
+    assert!(cold.blocking.estimate.ends_with("(data in no cache)"));
+}
+
+#[test]
+fn a_plan_for_a_device_has_one_estimate_which_does_not_depend_on_the_caches() {
+    use MemoryKind::{Device, Host};
+    let explanation = explain_gpu_copy(64 << 20, Host, Device, ReuseHint::Reused);
+    let chosen = explanation.engines.iter().find(|engine| engine.is_chosen).unwrap();
+    assert_eq!(chosen.verdict, format!("chosen, {}", explanation.blocking.estimate));
+    assert!(!chosen.verdict.contains("cache"), "{}", chosen.verdict);
+}
+
+#[test]
 fn temperature_changes_the_kernel() {
     let kernel = |temperature| explain_copy(1 << 20, temperature).blocking.kernel;
     assert_eq!(kernel(CacheHint::Hot), "cached");
