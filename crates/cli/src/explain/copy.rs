@@ -82,11 +82,17 @@ impl AdaptedStart {
 
     /// One line of text.
     fn line(&self) -> String {
-        let shares = if self.shares { ", sharing from always" } else { "" };
-        let speed = |speed: f64| format!(", groups from cached, against {speed:.0} GB/s");
-        let groups = self.group_gb_per_s.map(speed).unwrap_or_default();
+        let shares = if self.shares { "; sharing always" } else { "" };
+        let groups = self.group_gb_per_s.map(|speed| {
+            format!(
+                "; groups of small copies through the caches (non-temporal stores are taken to reach \
+                 {speed:.0} GB/s)"
+            )
+        });
+        let groups = groups.unwrap_or_default();
         format!(
-            "    While it runs a ferry adapts: inline_bytes from {}, deliveries from {} ns{shares}{groups}.\n",
+            "    A running ferry adapts these. They start as: inline_bytes {}; submitting a delivery {} \
+             ns{shares}{groups}.\n",
             size::format(self.inline_bytes),
             self.delivery_submit_ns
         )

@@ -234,12 +234,13 @@ fn one_line_says_what_adapts_and_what_it_starts_from() {
     let explanation = explain_copy(4096, CacheHint::Unknown);
     let text = render(&explanation, "not measured", false, Paint::plain());
     let line = text.lines().find(|line| line.contains("adapts")).unwrap();
-    assert!(line.contains("inline_bytes from 4 KiB") && line.contains("groups from"), "{line}");
+    assert!(line.contains("They start as: inline_bytes 4 KiB; submitting a delivery "), "{line}");
+    assert!(line.contains(" ns; groups of small copies through the caches (non-"), "{line}");
     // The size from which copies are shared was set, so sharing is not measured.
     assert!(!line.contains("sharing"), "{line}");
     let ferry = Ferry::builder().profile(ProfileSource::BuiltIn).channels(1).build().unwrap();
     let adapts = AdaptedStart::new(&ferry.learned());
-    assert!(adapts.line().contains("sharing from always"), "{}", adapts.line());
+    assert!(adapts.line().contains(" ns; sharing always; "), "{}", adapts.line());
 }
 
 #[test]
