@@ -481,8 +481,7 @@ fn render(explanation: &Explanation, origin: &str, all: bool, paint: Paint) -> S
         text += &unused::lines(&explanation.unused_devices);
     }
     for tuning in &explanation.tuning {
-        let title = format!("what engine {} goes by", tuning.engine);
-        text += &format!("\n  {}\n{}", paint.bold(&title), tuning.lines());
+        text += &format!("\n  {}\n{}", paint.bold(&tuning.title()), tuning.lines());
     }
     text += &format!("\n  {} ({origin})\n", paint.bold("what the planner goes by"));
     let lines = |facts: &[MeasuredValue], width: usize| -> String {
