@@ -433,11 +433,21 @@ fn fixed(profile: &CpuProfile) -> Vec<MeasuredValue> {
             "bytes" => size::format(limit.value as u64),
             "percent" => format!("{} %", limit.value),
             "×" => format!("{}×", limit.value),
+            "ns" => nanoseconds(limit.value),
             unit => format!("{} {unit}", limit.value),
         },
         meaning: limit.decides,
     };
     std::iter::once(chunk).chain(plan::FIXED_LIMITS.iter().map(line)).collect()
+}
+
+/// A time in the largest unit in which it is a whole number.
+fn nanoseconds(ns: f64) -> String {
+    match ns {
+        ns if ns >= 1e6 && ns % 1e6 == 0.0 => format!("{} ms", ns / 1e6),
+        ns if ns >= 1e3 && ns % 1e3 == 0.0 => format!("{} µs", ns / 1e3),
+        ns => format!("{ns} ns"),
+    }
 }
 
 /// The number of limits that the text shows by default, which come first.
