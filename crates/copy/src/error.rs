@@ -55,7 +55,7 @@ pub enum ValidationError {
         targets: usize,
     },
     /// An item of a batch that is one transfer is ordered.
-    #[error("an item is ordered, and the batch is one transfer: start a transfer for each item")]
+    #[error("an item is ordered, and the batch is one transfer: use start_each_raw")]
     OrderedItem,
     /// A segment of a delivery overlaps the target.
     #[error("the piece at {address:#x} overlaps the target: copy it away first")]
