@@ -385,14 +385,25 @@ fn measured(profile: &CpuProfile) -> Vec<MeasuredValue> {
     if profile.sibling_gain > 0.0 {
         let meaning = match profile.sibling_use() {
             SiblingUse::Near => {
-                "shared with the core's other thread: it is used as the nearest core"
+                "speed of a copy shared with the core's other hardware thread, against one core alone: it \
+                 is used as the nearest core"
             }
-            SiblingUse::Last => "shared with the core's other thread: it is used after other cores",
-            SiblingUse::Unused => "shared with the core's other thread: it is not used",
+            SiblingUse::Last => {
+                "speed of a copy shared with the core's other hardware thread, against one core alone: it \
+                 is used after other cores"
+            }
+            SiblingUse::Unused => {
+                "speed of a copy shared with the core's other hardware thread, against one core alone: it \
+                 is not used"
+            }
         };
         for (name, value, meaning) in [
             ("sibling_gain", profile.sibling_gain, meaning),
-            ("neighbour_gain", profile.neighbour_gain, "shared with the nearest other core"),
+            (
+                "neighbour_gain",
+                profile.neighbour_gain,
+                "the same for a copy shared with the nearest other core",
+            ),
         ] {
             // Where no other core is allowed, there is no gain of it.
             if value > 0.0 {

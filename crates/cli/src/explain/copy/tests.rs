@@ -290,7 +290,8 @@ fn the_gain_of_the_other_thread_of_a_core_is_shown_with_what_follows_where_there
         value.map(|value| format!("{}, {}", value.text, value.meaning))
     };
     assert_eq!(shown(0.0, 0.0), None);
-    assert!(shown(1.0, 1.8).unwrap().ends_with("not used"));
+    let unused = shown(1.0, 1.8).unwrap();
+    assert!(unused.contains("against one core alone") && unused.ends_with("not used"), "{unused}");
     let last = shown(1.25, 1.8).unwrap();
     assert!(last.starts_with("1.25×") && last.ends_with("after other cores"), "{last}");
     assert!(shown(1.8, 1.8).unwrap().ends_with("as the nearest core"));
