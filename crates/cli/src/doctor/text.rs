@@ -61,9 +61,10 @@ pub(super) fn overview(diagnosis: &Diagnosis, paint: Paint) -> String {
     let width = subjects.iter().map(|subject| subject.name.len()).max().unwrap_or(0);
     let machine = &diagnosis.machine;
     let mut text = format!(
-        "{}, {} cores, {}, Linux {}\n\n",
+        "{}, {} {}, {}, Linux {}\n\n",
         machine.cpu,
         machine.cores,
+        if machine.cores == 1 { "core" } else { "cores" },
         size::format(machine.memory_bytes),
         machine.kernel
     );
@@ -137,7 +138,7 @@ pub(super) fn conclusion(diagnosis: &Diagnosis, paint: Paint) -> String {
     if !fixes.is_empty() {
         let width = fixes.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         text.push_str(&format!(
-            "{} (`!` works and could do more, `–` is not here)\n",
+            "{} (`!` works and could do more, `✗` does not work, `–` is not here)\n",
             paint.bold("for more:")
         ));
         for (name, fix) in fixes {
