@@ -84,7 +84,7 @@ pub enum ValidationError {
     /// The memory belongs to a device that the ferry does not use.
     #[error(
         "the {side} at {address:#x} is not memory of the GPU that this ferry uses: build the ferry \
-         with the GPU that the memory is of (Builder::gpu, adma_use_gpu, MEMFERRY_GPU)"
+         with the GPU that the memory is of (FerryBuilder::gpu, adma_use_gpu, MEMFERRY_GPU)"
     )]
     OtherDevice {
         /// "source" or "target".
