@@ -10,6 +10,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use memferry::engine::factories;
 use memferry_bench::results::size;
 #[cfg(feature = "bench")]
 use memferry_bench::worker::WorkerArgs;
@@ -191,16 +192,19 @@ pub(crate) struct ExplainArgs {
     /// --ioat, --ioat=ADDRESS,ADDRESS or --ioat=off
     #[arg(long, value_name = "DEVICES", num_args = 0..=1)]
     #[arg(require_equals = true, default_missing_value = "auto")]
+    #[arg(value_parser = |text: &str| parse_devices("ioat", text))]
     pub(crate) ioat: Option<String>,
     /// Plan with a network card in loopback: the first that is bound to vfio-pci, or this one: --nic,
     /// --nic=ADDRESS or --nic=off
     #[arg(long, value_name = "DEVICE", num_args = 0..=1)]
     #[arg(require_equals = true, default_missing_value = "auto")]
+    #[arg(value_parser = |text: &str| parse_devices("nic", text))]
     pub(crate) nic: Option<String>,
     /// Plan with the DSA queues or devices of this machine, or with these: --dsa, --dsa=wq0.0,
     /// --dsa=ADDRESS or --dsa=off
     #[arg(long, value_name = "DEVICES", num_args = 0..=1)]
     #[arg(require_equals = true, default_missing_value = "auto")]
+    #[arg(value_parser = |text: &str| parse_devices("dsa", text))]
     pub(crate) dsa: Option<String>,
     /// Show every limit that is the same on all machines, not only the important ones
     #[arg(long)]
@@ -312,6 +316,16 @@ pub(crate) struct EnvArgs {
     pub(crate) json: bool,
 }
 
+/// Checks the text of an argument that selects devices of an engine.
+fn parse_devices(engine: &str, text: &str) -> Result<String, String> {
+    match factories().iter().find(|factory| factory.name() == engine) {
+        Some(factory) if factory.parse(text).is_none() => {
+            Err(format!("expected {}", factory.expected()))
+        }
+        _ => Ok(text.to_owned()),
+    }
+}
+
 /// Parses the command line. If it is invalid, prints the error and exits with status 2.
 pub(crate) fn parse() -> Cli {
     let mut command = command();
@@ -359,6 +373,21 @@ mod tests {
             };
             assert_eq!((args.bytes, args.gpu, args.fresh), (Some(64 << 10), Some(number), true));
             assert_eq!((args.from, args.to), (None, Some(MemoryLocation::Device)));
+        }
+    }
+
+    #[test]
+    fn devices_that_are_not_valid_are_a_wrong_argument_which_is_named() {
+        for wrong in ["--dsa=nonsense", "--dsa=", "--ioat=wq0.0", "--nic=00:04.0,00:04.1"] {
+            let error = Cli::try_parse_from(["memferry", "explain", "1M", wrong]).unwrap_err();
+            let (flag, _) = wrong.split_once('=').unwrap();
+            let text = error.to_string();
+            assert_eq!(error.exit_code(), 2);
+            assert!(text.contains(flag) && text.contains("expected off, auto"), "{text}");
+        }
+        for right in ["--dsa", "--dsa=wq0.0,wq0.1", "--dsa=6a:01.0", "--ioat=off", "--nic=00:04.0"]
+        {
+            assert!(Cli::try_parse_from(["memferry", "explain", "1M", right]).is_ok(), "{right}");
         }
     }
 

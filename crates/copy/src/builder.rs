@@ -108,8 +108,8 @@ impl FerryBuilder {
         self
     }
 
-    /// Sets the source of the machine's measured profile (`MEMFERRY_PROFILE`: a file, `measure` or
-    /// `off`).
+    /// Sets the source of the machine's measured profile (`MEMFERRY_PROFILE`: a file, `measure`,
+    /// `off` or `on`).
     pub fn profile(mut self, profile: ProfileSource) -> Self {
         self.profile = profile;
         self

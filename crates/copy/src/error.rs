@@ -55,7 +55,7 @@ pub enum ValidationError {
         targets: usize,
     },
     /// An item of a batch that is one transfer is ordered.
-    #[error("an item is ordered, and the batch is one transfer: start a transfer for each item")]
+    #[error("an item is ordered, and the batch is one transfer: use start_each_raw")]
     OrderedItem,
     /// A segment of a delivery overlaps the target.
     #[error("the piece at {address:#x} overlaps the target: copy it away first")]
@@ -84,7 +84,7 @@ pub enum ValidationError {
     /// The memory belongs to a device that the ferry does not use.
     #[error(
         "the {side} at {address:#x} is not memory of the GPU that this ferry uses: build the ferry \
-         with the GPU that the memory is of (Builder::gpu, adma_use_gpu, MEMFERRY_GPU)"
+         with the GPU that the memory is of (FerryBuilder::gpu, adma_use_gpu, MEMFERRY_GPU)"
     )]
     OtherDevice {
         /// "source" or "target".

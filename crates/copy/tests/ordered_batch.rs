@@ -241,5 +241,7 @@ fn a_batch_that_is_one_transfer_takes_no_ordered_items() {
     let items = slots.chain(1);
     // SAFETY: nothing is started.
     let refused = unsafe { ferry().start_many_raw(&items, Options::new()) };
-    assert_eq!(refused.unwrap_err(), Error::Validation(ValidationError::OrderedItem));
+    let refused = refused.unwrap_err();
+    assert!(refused.to_string().ends_with(": use start_each_raw"), "{refused}");
+    assert_eq!(refused, Error::Validation(ValidationError::OrderedItem));
 }

@@ -181,7 +181,7 @@ impl EndpointBuilder {
             return Err(ValidationError::Setting {
                 name: "MEMFERRY_PROFILE",
                 value: std::env::var("MEMFERRY_PROFILE").unwrap_or_default(),
-                expected: "off, measure, or a file that can be read and written",
+                expected: "off, on, measure, or a file that can be read and written",
             }
             .into());
         }

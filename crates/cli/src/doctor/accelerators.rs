@@ -20,7 +20,7 @@ use self::owner::UserNames;
 pub(super) use self::report::DsaReport;
 use self::report::QueueReport;
 use self::submission::SubmissionFacts;
-use super::devices::{DeviceFamily, family_checks, program};
+use super::devices::{DeviceFamily, device_obstacle, family_checks, named_devices, program};
 use super::{Check, Need, Status};
 
 const NAME: &str = "DSA";
@@ -246,9 +246,26 @@ fn setting(value: &str, facts: &AcceleratorFacts) -> Check {
             )
         }
         ("auto", ..) => format!("auto: programs use {ready} DSA work queue(s)"),
-        _ => format!("{value}: programs use this, and fail without it"),
+        _ => return named_devices(VARIABLE, value, |name| obstacle(name, facts)),
     };
     Check::new(VARIABLE, Status::Ok, detail)
+}
+
+/// Why a program that names this queue or this device fails, as far as the checks can tell.
+fn obstacle(name: &str, facts: &AcceleratorFacts) -> Option<String> {
+    if !name.starts_with("wq") {
+        let obstacle = device_obstacle(&FAMILY, name, &facts.found, facts.container);
+        let no_store = "this processor has no movdir64b".to_owned();
+        return obstacle.or_else(|| (!facts.submission.has_movdir64b).then_some(no_store));
+    }
+    let mut queues = facts
+        .devices
+        .iter()
+        .flat_map(|device| device.queues.iter().map(move |queue| (device, queue)));
+    match queues.find(|(_, queue)| queue.name == name) {
+        Some((device, queue)) => QueueObstacle::of(device, queue).map(|obstacle| obstacle.text()),
+        None => Some("there is no such work queue".to_owned()),
+    }
 }
 
 #[cfg(test)]

@@ -216,8 +216,12 @@ fn a_copy(ferry: Result<Ferry, BuildError>) -> Check {
     let ferry = match ferry {
         Ok(ferry) => ferry,
         Err(error) => {
+            let fix = match &error {
+                BuildError::Environment { name, .. } => format!("correct or unset {name}"),
+                _ => "do what the message says".to_owned(),
+            };
             let with_causes = format!("{:#}", anyhow::Error::from(error));
-            return Check::new(NAME, Status::Missing, with_causes).fix("do what the message says");
+            return Check::new(NAME, Status::Missing, with_causes).fix(fix);
         }
     };
     let source: Vec<u8> = (0..BYTES).map(|at| (at ^ (at >> 8)) as u8).collect();
@@ -294,6 +298,13 @@ mod tests {
         let check = a_copy(Ferry::builder().channels(0).build());
         assert_eq!(check.status, Status::Missing);
         assert!(check.detail.contains("1 to 256"), "{}", check.detail);
+    }
+
+    #[test]
+    fn a_variable_that_is_not_valid_is_named_in_the_cure() {
+        let (name, value, expected) = ("MEMFERRY_DSA", "nonsense".to_owned(), "off or auto");
+        let check = a_copy(Err(BuildError::Environment { name, value, expected }));
+        assert_eq!(check.fix.unwrap(), "correct or unset MEMFERRY_DSA");
     }
 
     #[test]

@@ -5,6 +5,8 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use memferry::EngineSelection;
+use memferry::engine::factories;
 use memferry_bench::results::size;
 use memferry_sys::residency;
 use memferry_sys::settings;
@@ -49,9 +51,10 @@ pub(super) fn checks() -> Vec<Check> {
     }
     checks.extend(accelerators::checks());
     for ((family, devices), variable) in found.iter().zip(["MEMFERRY_IOAT", "MEMFERRY_NIC"]) {
-        let ready = devices.iter().filter(|device| device.is_bound_to_vfio()).count();
         let value = settings::value_of(variable).map(|value| value.to_string_lossy().into_owned());
-        checks.extend(value.map(|value| setting(variable, value.trim(), family, ready)));
+        let container = bus.container_access();
+        checks
+            .extend(value.map(|value| setting(variable, value.trim(), family, devices, container)));
     }
     checks.push(emulator(program("qemu-system-x86_64", env::var_os("PATH").as_deref())));
     checks
@@ -59,15 +62,69 @@ pub(super) fn checks() -> Vec<Check> {
 
 /// The check of an environment variable that selects devices for programs without a choice of their
 /// own.
-fn setting(variable: &'static str, value: &str, family: &DeviceFamily, ready: usize) -> Check {
+fn setting(
+    variable: &'static str,
+    value: &str,
+    family: &DeviceFamily,
+    devices: &[PciDevice],
+    container: FileAccess,
+) -> Check {
     let name = family.name;
+    let ready = devices.iter().filter(|device| device.is_bound_to_vfio()).count();
     let detail = match (value, ready) {
         ("off", _) => format!("off: only programs that ask for {name} use it"),
         ("auto", 0) => format!("auto: no {name} was handed over to programs, so none is used"),
         ("auto", _) => format!("auto: programs use {name}, {ready} handed over"),
-        _ => format!("{value}: programs use this, and fail without it"),
+        _ => {
+            let obstacle = |address: &str| device_obstacle(family, address, devices, container);
+            return named_devices(variable, value, obstacle);
+        }
     };
     Check::new(variable, Status::Ok, detail)
+}
+
+/// The check of an environment variable that names devices. `obstacle` tells why a program cannot use
+/// one.
+pub(super) fn named_devices(
+    variable: &'static str,
+    value: &str,
+    obstacle: impl Fn(&str) -> Option<String>,
+) -> Check {
+    let warn = |detail: String| {
+        Check::new(variable, Status::Warn, format!("{detail}, and programs fail"))
+            .fix(format!("unset {variable}, or set it to auto"))
+    };
+    let factory = factories().iter().find(|factory| factory.variable() == variable);
+    let Some(EngineSelection::Devices(names)) = factory.and_then(|factory| factory.parse(value))
+    else {
+        return warn(format!("{value}: not valid"));
+    };
+    match names.iter().find_map(|name| Some((name, obstacle(name)?))) {
+        Some((name, obstacle)) => warn(format!("{name}: {obstacle}")),
+        None => Check::new(
+            variable,
+            Status::Ok,
+            format!("{value}: programs use this, and fail without it"),
+        ),
+    }
+}
+
+/// Why a program cannot use the device of a family with this address, which may lack its domain.
+pub(super) fn device_obstacle(
+    family: &DeviceFamily,
+    address: &str,
+    devices: &[PciDevice],
+    container: FileAccess,
+) -> Option<String> {
+    let full = if address.matches(':').count() == 1 {
+        format!("0000:{address}")
+    } else {
+        address.to_owned()
+    };
+    match devices.iter().find(|device| device.address.eq_ignore_ascii_case(&full)) {
+        Some(device) => device.open_blocker(container).map(|obstacle| obstacle.cause()),
+        None => Some(format!("no {} has this address", family.name)),
+    }
 }
 
 /// The vendor of the processor, and so of the IOMMU.

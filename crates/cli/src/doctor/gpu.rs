@@ -183,7 +183,7 @@ fn setting(value: Option<&str>, count: usize) -> Check {
     let check = |status, detail: String| Check::new(VARIABLE, status, detail);
     let Some(value) = value else {
         let detail = format!(
-            "not set: programs use a GPU if they ask for it (Builder::gpu, adma_use_gpu); auto or a \
+            "not set: programs use a GPU if they ask for it (FerryBuilder::gpu, adma_use_gpu); auto or a \
              number ({numbers}) gives one to all"
         );
         return check(Status::Ok, detail);

@@ -44,13 +44,15 @@ impl Subject<'_> {
     }
 }
 
-/// The first part of a detail: an error without its advice, or only the name of a missing option.
+/// The whole detail of a check that failed, as its fix may refer to the end of it; else the first part,
+/// and of a missing option only the name.
 fn short(check: &Check) -> &str {
-    let detail = check.detail.split("; ").next().unwrap_or_default();
-    if !check.is_absent_option() {
-        return detail;
+    let first = |end| check.detail.split(end).next().unwrap_or_default();
+    match check.status {
+        _ if check.is_absent_option() => first(": ").split("; ").next().unwrap_or_default(),
+        Status::Missing => &check.detail,
+        _ => first("; "),
     }
-    detail.split(": ").next().unwrap_or_default()
 }
 
 /// One line per subject.
@@ -59,9 +61,10 @@ pub(super) fn overview(diagnosis: &Diagnosis, paint: Paint) -> String {
     let width = subjects.iter().map(|subject| subject.name.len()).max().unwrap_or(0);
     let machine = &diagnosis.machine;
     let mut text = format!(
-        "{}, {} cores, {}, Linux {}\n\n",
+        "{}, {} {}, {}, Linux {}\n\n",
         machine.cpu,
         machine.cores,
+        if machine.cores == 1 { "core" } else { "cores" },
         size::format(machine.memory_bytes),
         machine.kernel
     );
@@ -135,7 +138,7 @@ pub(super) fn conclusion(diagnosis: &Diagnosis, paint: Paint) -> String {
     if !fixes.is_empty() {
         let width = fixes.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         text.push_str(&format!(
-            "{} (`!` works and could do more, `–` is not here)\n",
+            "{} (`!` works and could do more, `✗` does not work, `–` is not here)\n",
             paint.bold("for more:")
         ));
         for (name, fix) in fixes {

@@ -1,13 +1,13 @@
 //! `memferry explain SIZE` prints which path a copy takes on this machine, why, and the measured
 //! values behind the decision. It calls the planner of real copies, and copies nothing.
 
-use anyhow::{Context, anyhow};
-use memferry::engine::Kernel;
+use anyhow::anyhow;
 use memferry::engine::cpu::{CpuProfile, ProfileOrigin, SiblingUse};
+use memferry::engine::{Kernel, OpenError};
 use memferry::plan::{
-    self, CopyPlan, CopyPlanContext, CopyQuery, CopyReason, CopyStrategy, FixedLimit,
+    self, CopyPlan, CopyPlanContext, CopyQuery, CopyReason, CopyStrategy, EngineSummary, FixedLimit,
 };
-use memferry::{CacheHint, CudaEngine, Ferry, LearnedValues};
+use memferry::{BuildError, CacheHint, CudaEngine, Ferry, LearnedValues};
 use memferry_bench::results::size;
 use memferry_sys::topology::Topology;
 use serde::Serialize;
@@ -51,6 +51,9 @@ struct Choice {
     kernel: &'static str,
     reason: String,
     estimate_us: f64,
+    /// The estimate for people.
+    #[serde(skip)]
+    estimate: String,
 }
 
 /// From which values a ferry starts to learn.
@@ -79,11 +82,17 @@ impl AdaptedStart {
 
     /// One line of text.
     fn line(&self) -> String {
-        let shares = if self.shares { ", sharing from always" } else { "" };
-        let speed = |speed: f64| format!(", groups from cached, against {speed:.0} GB/s");
-        let groups = self.group_gb_per_s.map(speed).unwrap_or_default();
+        let shares = if self.shares { "; sharing always" } else { "" };
+        let groups = self.group_gb_per_s.map(|speed| {
+            format!(
+                "; groups of small copies through the caches (non-temporal stores are taken to reach \
+                 {speed:.0} GB/s)"
+            )
+        });
+        let groups = groups.unwrap_or_default();
         format!(
-            "    While it runs a ferry adapts: inline_bytes from {}, deliveries from {} ns{shares}{groups}.\n",
+            "    A running ferry adapts these. They start as: inline_bytes {}; submitting a delivery {} \
+             ns{shares}{groups}.\n",
             size::format(self.inline_bytes),
             self.delivery_submit_ns
         )
@@ -116,12 +125,7 @@ pub(super) fn run(
     output: Output,
 ) -> anyhow::Result<()> {
     let ferry = devices.select(Ferry::builder()).build();
-    let ferry = match gpu {
-        Some(_) => {
-            ferry.context("no GPU to explain with; `memferry doctor` tells what it needs")?
-        }
-        None => ferry?,
-    };
+    let ferry = ferry.map_err(|error| with_context(error, gpu.is_some()))?;
     let device = ferry.engine_as::<CudaEngine>().filter(|_| gpu.is_some());
     let device = device.map(|gpu| GpuExplanation::new(gpu.info(), gpu.profile(), &question));
     let explanation = explain(&ferry, question, devices, &MachineDevices::detect(), device)?;
@@ -136,6 +140,20 @@ pub(super) fn run(
     ))?)
 }
 
+/// Adds to an error of the GPU, if one was requested, that there is none to explain with.
+fn with_context(error: BuildError, has_gpu: bool) -> anyhow::Error {
+    let is_of_gpu = matches!(
+        &error,
+        BuildError::Open(OpenError::System { engine, .. } | OpenError::Exhausted { engine })
+            if engine == "cuda"
+    );
+    let error = anyhow::Error::from(error);
+    if !has_gpu || !is_of_gpu {
+        return error;
+    }
+    error.context("no GPU to explain with; `memferry doctor` tells what it needs")
+}
+
 fn explain(
     ferry: &Ferry,
     question: CopyQuery,
@@ -148,12 +166,14 @@ fn explain(
         let question = CopyQuery { blocking, ..question };
         let plan = ferry.explain(&question);
         let plan = plan.ok_or_else(|| anyhow!("no engine reaches this memory: use --gpu"))?;
+        let estimate = Estimate::of_plan(facts, &plan, &question);
         anyhow::Ok(Choice {
             path: path(facts, &plan),
             devices: devices::chosen(facts, &plan).flat_map(|on| on.devices.clone()).collect(),
             kernel: kernel(facts, &plan),
             reason: plan.reason.to_string(),
-            estimate_us: estimate_ns(facts, &plan, &question) / 1000.0,
+            estimate_us: estimate.ns / 1000.0,
+            estimate: estimate.text(),
         })
     };
     let blocking = CopyQuery { blocking: true, ..question };
@@ -223,43 +243,87 @@ fn kernel(facts: &CopyPlanContext, plan: &CopyPlan) -> &'static str {
     }
 }
 
-/// The estimated duration of the plan in ns.
-fn estimate_ns(facts: &CopyPlanContext, plan: &CopyPlan, question: &CopyQuery) -> f64 {
-    let alone = |engine: usize| plan::estimate_ns(facts, &facts.engines[engine], question);
-    match plan.strategy {
-        // The driver stages, as fast as one channel, without the hand-over.
-        CopyStrategy::Inline if is_by_driver(plan) => {
-            let costs = facts.engines.iter().find_map(|engine| engine.registration_costs);
-            costs.map_or(0.0, |costs| costs.staging.estimate_ns(question.bytes))
-        }
-        // Both copy at the same time, each in proportion to its speed.
-        CopyStrategy::HybridWorkSharing { engine, processors, .. } => {
-            1.0 / (1.0 / alone(engine) + 1.0 / alone(processors))
-        }
-        CopyStrategy::SingleDescriptor { engine } | CopyStrategy::WorkSharing { engine, .. }
-            if facts.engines[engine].registration_costs.is_some() =>
-        {
-            alone(engine)
-        }
-        CopyStrategy::FixedParts { engine, .. } if facts.engines[engine].is_device() => {
-            alone(engine)
-        }
-        _ => processors_ns(&facts.profile, plan, question.bytes, question.blocking),
-    }
+/// The estimated duration of a plan.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Estimate {
+    pub(super) ns: f64,
+    /// Where the data is taken to be; `None` if that makes no difference, as a device copies.
+    data: Option<DataPlace>,
 }
 
-/// The estimated duration in ns of a plan for processors only: start-up time plus bytes divided by
-/// bandwidth.
-fn processors_ns(profile: &CpuProfile, plan: &CopyPlan, bytes: u64, blocking: bool) -> f64 {
-    let shared = blocking && matches!(plan.strategy, CopyStrategy::WorkSharing { .. });
-    let startup = if plan.strategy == CopyStrategy::Inline { 0.0 } else { profile.handover_ns };
-    let gb_per_s = match plan.kernel {
-        Kernel::Cached if shared => 2.0 * profile.cached_gb_per_s,
-        Kernel::Cached => profile.cached_gb_per_s,
-        Kernel::Stream(_) if shared => profile.pair_stream_gb_per_s,
-        Kernel::Stream(_) => profile.stream_gb_per_s,
-    };
-    startup + bytes as f64 / gb_per_s
+/// Where an estimate takes the data to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DataPlace {
+    Cache,
+    Memory,
+}
+
+impl Estimate {
+    /// The estimate of the planner, by which it compares engines: data in no cache.
+    pub(super) fn of_engine(
+        facts: &CopyPlanContext,
+        engine: &EngineSummary,
+        question: &CopyQuery,
+    ) -> Self {
+        let data = (!engine.is_device()).then_some(DataPlace::Memory);
+        Self { ns: plan::estimate_ns(facts, engine, question), data }
+    }
+
+    /// The estimate of a plan. It is that of the planner, except for what the planner does not estimate:
+    /// copies by the caller, and copies by processors that leave the data in the cache.
+    pub(super) fn of_plan(facts: &CopyPlanContext, plan: &CopyPlan, question: &CopyQuery) -> Self {
+        let alone = |engine: usize| Self::of_engine(facts, &facts.engines[engine], question);
+        let engine = match plan.strategy {
+            // The driver stages, as fast as one channel, without the hand-over.
+            CopyStrategy::Inline if is_by_driver(plan) => {
+                let costs = facts.engines.iter().find_map(|engine| engine.registration_costs);
+                let ns = costs.map_or(0.0, |costs| costs.staging.estimate_ns(question.bytes));
+                return Self { ns, data: None };
+            }
+            // Both copy at the same time, each in proportion to its speed.
+            CopyStrategy::HybridWorkSharing { engine, processors, .. } => {
+                let (device, processors) = (alone(engine), alone(processors));
+                let ns = 1.0 / (1.0 / device.ns + 1.0 / processors.ns);
+                return Self { ns, data: processors.data };
+            }
+            _ => plan.strategy.engine(),
+        };
+        let is_by_processors = engine.is_none_or(|engine| !facts.engines[engine].is_device());
+        let is_cached = plan.kernel == Kernel::Cached && question.cache_hint != CacheHint::Cold;
+        match engine {
+            Some(engine) if !is_by_processors || !is_cached => alone(engine),
+            _ => Self::of_processors(&facts.profile, plan, question, is_cached),
+        }
+    }
+
+    /// The estimate of a plan for one or two processors: start-up time plus bytes divided by bandwidth.
+    fn of_processors(
+        profile: &CpuProfile,
+        plan: &CopyPlan,
+        question: &CopyQuery,
+        is_cached: bool,
+    ) -> Self {
+        let is_shared =
+            question.blocking && matches!(plan.strategy, CopyStrategy::WorkSharing { .. });
+        let startup_ns =
+            if plan.strategy == CopyStrategy::Inline { 0.0 } else { profile.handover_ns };
+        let (gb_per_s, data) = match is_cached {
+            true if is_shared => (2.0 * profile.cached_gb_per_s, DataPlace::Cache),
+            true => (profile.cached_gb_per_s, DataPlace::Cache),
+            false => (profile.stream_gb_per_s, DataPlace::Memory),
+        };
+        Self { ns: startup_ns + question.bytes as f64 / gb_per_s, data: Some(data) }
+    }
+
+    /// The time, and where the data is taken to be.
+    pub(super) fn text(&self) -> String {
+        let data = match self.data {
+            Some(DataPlace::Cache) => " (data in the cache)",
+            Some(DataPlace::Memory) => " (data in no cache)",
+            None => "",
+        };
+        format!("{}{data}", duration(self.ns / 1000.0))
+    }
 }
 
 fn origin(facts: &CopyPlanContext) -> String {
@@ -321,14 +385,25 @@ fn measured(profile: &CpuProfile) -> Vec<MeasuredValue> {
     if profile.sibling_gain > 0.0 {
         let meaning = match profile.sibling_use() {
             SiblingUse::Near => {
-                "shared with the core's other thread: it is used as the nearest core"
+                "speed of a copy shared with the core's other hardware thread, against one core alone: it \
+                 is used as the nearest core"
             }
-            SiblingUse::Last => "shared with the core's other thread: it is used after other cores",
-            SiblingUse::Unused => "shared with the core's other thread: it is not used",
+            SiblingUse::Last => {
+                "speed of a copy shared with the core's other hardware thread, against one core alone: it \
+                 is used after other cores"
+            }
+            SiblingUse::Unused => {
+                "speed of a copy shared with the core's other hardware thread, against one core alone: it \
+                 is not used"
+            }
         };
         for (name, value, meaning) in [
             ("sibling_gain", profile.sibling_gain, meaning),
-            ("neighbour_gain", profile.neighbour_gain, "shared with the nearest other core"),
+            (
+                "neighbour_gain",
+                profile.neighbour_gain,
+                "the same for a copy shared with the nearest other core",
+            ),
         ] {
             // Where no other core is allowed, there is no gain of it.
             if value > 0.0 {
@@ -369,11 +444,21 @@ fn fixed(profile: &CpuProfile) -> Vec<MeasuredValue> {
             "bytes" => size::format(limit.value as u64),
             "percent" => format!("{} %", limit.value),
             "×" => format!("{}×", limit.value),
+            "ns" => nanoseconds(limit.value),
             unit => format!("{} {unit}", limit.value),
         },
         meaning: limit.decides,
     };
     std::iter::once(chunk).chain(plan::FIXED_LIMITS.iter().map(line)).collect()
+}
+
+/// A time in the largest unit in which it is a whole number.
+fn nanoseconds(ns: f64) -> String {
+    match ns {
+        ns if ns >= 1e6 && ns % 1e6 == 0.0 => format!("{} ms", ns / 1e6),
+        ns if ns >= 1e3 && ns % 1e3 == 0.0 => format!("{} µs", ns / 1e3),
+        ns => format!("{ns} ns"),
+    }
 }
 
 /// The number of limits that the text shows by default, which come first.
@@ -402,7 +487,7 @@ fn render(explanation: &Explanation, origin: &str, all: bool, paint: Paint) -> S
             choice.path,
             choice.kernel,
             choice.reason,
-            duration(choice.estimate_us)
+            choice.estimate
         );
     }
     text += &format!("\n  {}\n", paint.bold("engines, for the blocking copy"));
@@ -417,8 +502,7 @@ fn render(explanation: &Explanation, origin: &str, all: bool, paint: Paint) -> S
         text += &unused::lines(&explanation.unused_devices);
     }
     for tuning in &explanation.tuning {
-        let title = format!("what engine {} goes by", tuning.engine);
-        text += &format!("\n  {}\n{}", paint.bold(&title), tuning.lines());
+        text += &format!("\n  {}\n{}", paint.bold(&tuning.title()), tuning.lines());
     }
     text += &format!("\n  {} ({origin})\n", paint.bold("what the planner goes by"));
     let lines = |facts: &[MeasuredValue], width: usize| -> String {

@@ -4,10 +4,12 @@
 use memferry::engine::dsa::published_tuning;
 use memferry::engine::factories;
 use memferry::plan::{
-    self, CopyPlan, CopyPlanContext, CopyQuery, CopyStrategy, EngineSummary, TuningFact,
+    CopyPlan, CopyPlanContext, CopyQuery, CopyStrategy, EngineSummary, TuningFact,
 };
 use memferry::{EngineSelection, FerryBuilder};
 use serde::Serialize;
+
+use super::copy::Estimate;
 
 /// The devices that the arguments and the environment ask for, by engine.
 #[derive(Debug, Clone, Default)]
@@ -40,6 +42,8 @@ pub(super) struct EngineVerdict {
 #[derive(Debug, Serialize)]
 pub(super) struct EngineTuning {
     pub(super) engine: String,
+    /// Whether the engine is here; if not, the values are those of the literature.
+    is_here: bool,
     pub(super) facts: Vec<EngineFact>,
 }
 
@@ -60,14 +64,14 @@ impl EngineTuning {
     pub(super) fn of(facts: &CopyPlanContext, devices: &RequestedDevices) -> Vec<Self> {
         let tuned = facts.engines.iter().filter(|engine| !engine.tuning.is_empty());
         let mut all: Vec<_> =
-            tuned.map(|engine| Self::new(engine.name.clone(), &engine.tuning)).collect();
+            tuned.map(|engine| Self::new(engine.name.clone(), true, &engine.tuning)).collect();
         if devices.absent(facts).any(|asked| asked.engine == "dsa") {
-            all.push(Self::new("dsa, which is not here,".into(), &published_tuning()));
+            all.push(Self::new("dsa".into(), false, &published_tuning()));
         }
         all
     }
 
-    fn new(engine: String, facts: &[TuningFact]) -> Self {
+    fn new(engine: String, is_here: bool, facts: &[TuningFact]) -> Self {
         let fact = |fact: &TuningFact| EngineFact {
             name: fact.name,
             value: fact.value,
@@ -75,7 +79,15 @@ impl EngineTuning {
             origin: fact.origin.name(),
             reason: fact.reason,
         };
-        Self { engine, facts: facts.iter().map(fact).collect() }
+        Self { engine, is_here, facts: facts.iter().map(fact).collect() }
+    }
+
+    /// The heading of the lines.
+    pub(super) fn title(&self) -> String {
+        match self.is_here {
+            true => format!("what engine {} goes by", self.engine),
+            false => format!("what engine {} would go by (none is here)", self.engine),
+        }
     }
 
     /// The lines for people.
@@ -161,8 +173,8 @@ impl RequestedDevices {
             devices: Vec::new(),
             is_chosen: false,
             verdict: format!(
-                "asked for by {}, but no device can be used: `memferry doctor` tells what is \
-                 there, and what it needs",
+                "asked for by {}, but no device can be used: `memferry doctor --verbose` \
+                 tells what is there, and what it needs",
                 request.asked
             ),
         });
@@ -199,11 +211,10 @@ fn is_chosen(plan: &CopyPlan, index: usize) -> bool {
 
 fn verdict(facts: &CopyPlanContext, question: &CopyQuery, plan: &CopyPlan, index: usize) -> String {
     let engine = &facts.engines[index];
-    let estimate = |engine: &EngineSummary| {
-        super::copy::duration(plan::estimate_ns(facts, engine, question) / 1000.0)
-    };
+    let estimate = |engine: &EngineSummary| Estimate::of_engine(facts, engine, question).text();
     if is_chosen(plan, index) {
-        return format!("chosen, {}", estimate(engine));
+        // Engines that share a copy have one estimate.
+        return format!("chosen, {}", Estimate::of_plan(facts, plan, question).text());
     }
     let capabilities = &engine.capabilities;
     if !capabilities.operations.contains(question.operation) {
@@ -266,6 +277,7 @@ mod tests {
         let ferry = ferry.build().unwrap();
         let tuning = EngineTuning::of(ferry.plan_context(), &RequestedDevices::default());
         assert_eq!(tuning.len(), 1);
+        assert_eq!(tuning[0].title(), "what engine dsa goes by");
         let text = tuning[0].lines();
         for name in ["descriptor_ns", "max_batch", "aligned_from_bytes", "queues"] {
             assert!(text.contains(name), "{text}");
@@ -301,7 +313,8 @@ mod tests {
         assert!(EngineTuning::of(ferry.plan_context(), &RequestedDevices::default()).is_empty());
         let tuning = EngineTuning::of(ferry.plan_context(), &asked);
         let text = tuning[0].lines();
-        assert!(tuning[0].engine.contains("not here"), "{}", tuning[0].engine);
+        assert_eq!(tuning[0].title(), "what engine dsa would go by (none is here)");
+        assert_eq!(tuning[0].engine, "dsa");
         for value in ["1150 ns  literature: ", "28.0 GB/s  literature: ", "aligned_from_bytes"] {
             assert!(text.contains(value), "{text}");
         }

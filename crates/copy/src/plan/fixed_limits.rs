@@ -72,7 +72,7 @@ pub const FIXED_LIMITS: &[FixedLimit] = &[
     bytes("stream_segment", limits::STREAM_SEGMENT_BYTES, "lists of shorter segments on average never stream").important(),
     bytes("caller_delivery", limits::MAX_CALLER_BYTES, "deliveries above this are never copied by a busy caller").important(),
 
-    count("cold_factor", super::COLD_FACTOR, "×", "cold data is copied inline up to this part of inline_bytes"),
+    count("cold_factor", super::COLD_FACTOR, "×", "cold data is copied inline up to inline_bytes divided by this"),
     count("chunks_per_party", super::CHUNKS_PER_PARTY, "chunks", "of a shared copy, for each thread that may claim them"),
     bytes("min_backlog", limits::MIN_BACKLOG, "the smallest backlog from which the next copies go to another channel"),
     bytes("max_backlog", limits::MAX_BACKLOG, "the largest such backlog"),

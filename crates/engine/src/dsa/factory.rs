@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use memferry_sys::idxd::sysfs::IdxdBus;
 use memferry_sys::idxd::{KernelIdxdFiles, QueueObstacle};
+use memferry_sys::vfio::PciBus;
 use memferry_sys::vfio::pci::DSA;
 
 use super::{DsaEngine, IdxdQueueChoice, NAME};
@@ -66,14 +67,24 @@ fn usable_queues(bus: &IdxdBus) -> Vec<IdxdQueueChoice> {
 fn choose(bus: &IdxdBus, name: &str) -> Result<IdxdQueueChoice, OpenError> {
     let refused = |reason: &dyn std::fmt::Display| open_error(NAME, reason);
     let (device, queue) = bus.queue(name).ok_or_else(|| {
-        refused(&format!("there is no work queue {name}: `memferry doctor` lists the queues"))
+        let has_device = !bus.devices().is_empty() || !PciBus::default().find(DSA).is_empty();
+        refused(&missing_queue(name, has_device))
     })?;
     if let Some(obstacle) = QueueObstacle::of(&device, &queue) {
-        let (cause, cure) = (obstacle.text(), "`memferry doctor` says what helps");
+        let (cause, cure) = (obstacle.text(), "`memferry doctor --verbose` says what helps");
         return Err(refused(&format!("work queue {name} cannot be used: {cause}: {cure}")));
     }
     let choice = IdxdQueueChoice::of(&device, &queue);
     choice.ok_or_else(|| refused(&format!("work queue {name} is not configured")))
+}
+
+/// The reason for a queue that is not there. Without a device there is no list to look it up in.
+fn missing_queue(name: &str, has_device: bool) -> String {
+    let rest = match has_device {
+        true => ": `memferry doctor --verbose` lists the queues",
+        false => ", and no DSA device on this machine",
+    };
+    format!("there is no work queue {name}{rest}")
 }
 
 /// Whether the text is the name of a queue.
@@ -167,10 +178,17 @@ mod tests {
 
     #[test]
     fn a_queue_that_is_not_there_is_named_with_what_helps() {
-        let root = tempfile::tempdir().unwrap();
-        let bus = IdxdBus::with_root(root.path());
-        let error = DsaEngine::open_queues_of(&bus, &["wq0.0"]).unwrap_err().to_string();
-        assert!(error.contains("wq0.0") && error.contains("memferry doctor"), "{error}");
+        let model = IdxdModel::new(IdxdModelOptions::default()).unwrap();
+        let bus = IdxdBus::with_root(model.root());
+        let error = DsaEngine::open_queues_of(&bus, &["wq9.9"]).unwrap_err().to_string();
+        let expected = "there is no work queue wq9.9: `memferry doctor --verbose` lists the queues";
+        assert!(error.ends_with(expected), "{error}");
+    }
+
+    #[test]
+    fn a_queue_of_a_machine_without_the_device_is_not_looked_up_in_a_list() {
+        let reason = missing_queue("wq9.9", false);
+        assert_eq!(reason, "there is no work queue wq9.9, and no DSA device on this machine");
     }
 
     #[test]

@@ -176,10 +176,10 @@ impl DsaTuning {
                 factor.value.to_string(),
                 factor.origin,
                 factor.reason(
-                    "so many times as long takes each byte of a copy whose target is not aligned to 64 \
+                    "how many times as long each byte of a copy takes if its target is not aligned to 64 \
                      bytes, by copies of 4032 bytes (from 1 to 32)",
-                    "so many times as long takes a copy whose target is not aligned to 64 bytes: 4 KiB at \
-                     5.5 GB/s, and not at 28.3",
+                    "how many times as long a copy takes if its target is not aligned to 64 bytes: 4 KiB \
+                     at 5.5 GB/s, and not at 28.3",
                 ),
             ),
             fact(
@@ -222,8 +222,8 @@ impl DsaTuning {
                 "populated_bytes",
                 populated as u64,
                 TuningOrigin::Literature,
-                "after a page fault so much is made resident before the copy goes on: blocking on \
-                 faults takes three times as long",
+                "bytes made resident after a page fault, before the copy goes on: blocking on faults \
+                 takes three times as long",
             ),
             None => fact(
                 "populated_bytes",

@@ -49,7 +49,7 @@ pub(crate) fn open_vfio(
         {
             let reason = format!(
                 "{address} ({maker:04x}:{kind:04x}) is not a device of this engine: `memferry \
-                 doctor` lists the available ones"
+                 doctor --verbose` lists the available ones"
             );
             return Err(open_error(engine, &reason));
         }

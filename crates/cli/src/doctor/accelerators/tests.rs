@@ -390,6 +390,35 @@ fn the_setting_says_what_programs_use() {
 }
 
 #[test]
+fn a_setting_that_makes_programs_fail_is_warned_of_with_a_cure() {
+    let disabled = IdxdQueue { is_enabled: false, ..unused("wq0.1") };
+    let usual = facts(vec![device(vec![queue(FileAccess::Allowed), disabled])]);
+    let kernels = with_bus(on_bus(Some("idxd"), FileAccess::Allowed), vec![]);
+    let mut no_store = with_bus(on_bus(Some("vfio-pci"), FileAccess::Allowed), vec![]);
+    no_store.submission.has_movdir64b = false;
+    for (value, facts, detail) in [
+        ("nonsense", &usual, "nonsense: not valid, and programs fail"),
+        ("wq0.0,6a:01.0", &usual, "wq0.0,6a:01.0: not valid, and programs fail"),
+        ("wq9.9", &usual, "wq9.9: there is no such work queue, and programs fail"),
+        ("wq0.0,wq0.1", &usual, "wq0.1: it is not configured, and programs fail"),
+        ("6a:02.0", &kernels, "6a:02.0: no DSA has this address, and programs fail"),
+        (
+            "6a:01.0",
+            &kernels,
+            "6a:01.0: 0000:6a:01.0 is bound to the kernel driver idxd, and programs fail",
+        ),
+        ("6a:01.0", &no_store, "6a:01.0: this processor has no movdir64b, and programs fail"),
+    ] {
+        let check = setting(value, facts);
+        assert_eq!((check.status, check.detail.as_str()), (Status::Warn, detail));
+        assert_eq!(check.fix.unwrap(), "unset MEMFERRY_DSA, or set it to auto");
+    }
+    let bound = with_bus(on_bus(Some("vfio-pci"), FileAccess::Allowed), vec![]);
+    assert_eq!(setting("6a:01.0", &bound).status, Status::Ok);
+    assert_eq!(setting("wq0.0", &usual).status, Status::Ok);
+}
+
+#[test]
 fn a_tree_of_sysfs_is_checked_from_its_files() {
     let root = tempfile::tempdir().unwrap();
     let devices = root.path().join("sys/bus/dsa/devices");

@@ -154,9 +154,36 @@ fn programs_are_looked_for_where_shells_do() {
 
 #[test]
 fn a_variable_that_asks_for_devices_is_told_what_comes_of_it() {
-    let says = |value, ready| setting("MEMFERRY_IOAT", value, &FAMILIES[0], ready).detail;
-    assert!(says("auto", 0).contains("none is used"));
-    assert!(says("auto", 8).contains("8 handed over"));
-    assert!(says("off", 8).starts_with("off:"));
-    assert!(says("0000:00:04.0", 0).contains("fail without it"));
+    let check = |value, devices: &[PciDevice]| {
+        setting("MEMFERRY_IOAT", value, &FAMILIES[0], devices, FileAccess::Allowed)
+    };
+    let ready: Vec<_> =
+        (0..8).map(|number| engine(number, Some("vfio-pci"), FileAccess::Allowed)).collect();
+    assert!(check("auto", &[]).detail.contains("none is used"));
+    assert!(check("auto", &ready).detail.contains("8 handed over"));
+    assert!(check("off", &ready).detail.starts_with("off:"));
+    for named in ["0000:00:04.0", "00:04.0", "00:04.0,00:04.7"] {
+        let check = check(named, &ready);
+        assert_eq!(check.status, Status::Ok, "{}", check.detail);
+        assert!(check.detail.contains("fail without it"), "{}", check.detail);
+    }
+}
+
+#[test]
+fn a_variable_that_names_what_cannot_be_used_is_warned_of_with_a_cure() {
+    let kernels = [engine(0, Some("ioatdma"), FileAccess::Allowed)];
+    for (variable, value, detail) in [
+        ("MEMFERRY_IOAT", "nonsense", "nonsense: not valid, and programs fail"),
+        ("MEMFERRY_NIC", "00:04.0,00:04.1", "00:04.0,00:04.1: not valid, and programs fail"),
+        ("MEMFERRY_IOAT", "00:05.0", "00:05.0: no I/OAT has this address, and programs fail"),
+        (
+            "MEMFERRY_IOAT",
+            "00:04.0",
+            "00:04.0: 0000:00:04.0 is bound to the kernel driver ioatdma, and programs fail",
+        ),
+    ] {
+        let check = setting(variable, value, &FAMILIES[0], &kernels, FileAccess::Allowed);
+        assert_eq!((check.status, check.detail.as_str()), (Status::Warn, detail));
+        assert_eq!(check.fix.unwrap(), format!("unset {variable}, or set it to auto"));
+    }
 }

@@ -51,10 +51,20 @@ fn each_subject_has_one_line() {
 }
 
 #[test]
+fn one_core_is_not_many() {
+    let mut diagnosis = diagnosis();
+    let first = |diagnosis: &Diagnosis| render(diagnosis).lines().next().unwrap().to_owned();
+    diagnosis.machine.cores = 1;
+    assert!(first(&diagnosis).contains(", 1 core, "), "{}", first(&diagnosis));
+    diagnosis.machine.cores = 2;
+    assert!(first(&diagnosis).contains(", 2 cores, "), "{}", first(&diagnosis));
+}
+
+#[test]
 fn it_ends_with_what_is_ready_and_what_would_add_more() {
     let text = render(&diagnosis());
     let end = "\nready: copies, messages, windows\n\
-               for more: (`!` works and could do more, `–` is not here)\n  \
+               for more: (`!` works and could do more, `✗` does not work, `–` is not here)\n  \
                huge shared pages  echo advise\n  \
                an MPI             apt install it\n";
     assert!(text.ends_with(end), "{text}");
@@ -71,7 +81,7 @@ fn a_machine_on_which_nothing_can_be_better_ends_with_what_is_ready() {
 #[test]
 fn absent_hardware_is_a_dash_and_a_broken_one_is_a_cross() {
     let mut diagnosis = diagnosis();
-    assert!(!render(&diagnosis).contains('✗'));
+    assert!(!overview(&diagnosis, Paint::plain()).contains('✗'));
     assert!(!details(&diagnosis, Paint::plain()).contains('✗'));
     diagnosis.gpus = vec![check("GPU driver", Status::Missing)];
     assert!(render(&diagnosis).contains("  ✗ GPU copies "), "{}", render(&diagnosis));
@@ -84,6 +94,17 @@ fn what_failed_is_not_ready_and_says_why() {
     let text = render(&diagnosis);
     assert!(text.contains("  ✗ copies         detail of a copy\n"), "{text}");
     assert!(text.contains("\nready: messages, windows\n"), "{text}");
+}
+
+#[test]
+fn what_failed_is_shown_with_all_of_its_message() {
+    let mut diagnosis = diagnosis();
+    let failed = |detail: &str| Check::new("a copy", Status::Missing, detail);
+    diagnosis.checks = vec![failed("it fails; set another value").fix("do what the message says")];
+    let text = render(&diagnosis);
+    assert!(text.contains("  ✗ copies         it fails; set another value\n"), "{text}");
+    diagnosis.checks = vec![failed("none: why; where").need(Need::OptionalHardware)];
+    assert!(render(&diagnosis).contains("  – copies         none\n"));
 }
 
 #[test]

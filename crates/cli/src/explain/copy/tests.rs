@@ -92,6 +92,36 @@ fn large_copies_name_engine_kernel_and_reason() {
 }
 
 #[test]
+fn a_plan_has_one_estimate_which_names_where_the_data_is_taken_to_be() {
+    for (bytes, temperature, place) in [
+        (1 << 20, CacheHint::Unknown, "(data in the cache)"),
+        (1 << 20, CacheHint::Hot, "(data in the cache)"),
+        (1 << 20, CacheHint::Cold, "(data in no cache)"),
+        (64 << 20, CacheHint::Unknown, "(data in no cache)"),
+    ] {
+        let explanation = explain_copy(bytes, temperature);
+        let estimate = &explanation.blocking.estimate;
+        assert!(estimate.ends_with(place), "{estimate}");
+        assert!(explanation.engines[0].is_chosen);
+        assert_eq!(explanation.engines[0].verdict, format!("chosen, {estimate}"));
+        let text = render(&explanation, "not measured", false, Paint::plain());
+        assert!(text.contains(&format!("    estimate  {estimate}\n")), "{text}");
+    }
+    let (small, cold) = (explain_copy(512, CacheHint::Hot), explain_copy(512, CacheHint::Cold));
+    assert!(small.blocking.estimate.ends_with("(data in the cache)"));
+    assert!(cold.blocking.estimate.ends_with("(data in no cache)"));
+}
+
+#[test]
+fn a_plan_for_a_device_has_one_estimate_which_does_not_depend_on_the_caches() {
+    use MemoryKind::{Device, Host};
+    let explanation = explain_gpu_copy(64 << 20, Host, Device, ReuseHint::Reused);
+    let chosen = explanation.engines.iter().find(|engine| engine.is_chosen).unwrap();
+    assert_eq!(chosen.verdict, format!("chosen, {}", explanation.blocking.estimate));
+    assert!(!chosen.verdict.contains("cache"), "{}", chosen.verdict);
+}
+
+#[test]
 fn temperature_changes_the_kernel() {
     let kernel = |temperature| explain_copy(1 << 20, temperature).blocking.kernel;
     assert_eq!(kernel(CacheHint::Hot), "cached");
@@ -162,6 +192,19 @@ fn a_short_blocking_copy_to_a_gpu_is_explained_as_the_callers_own() {
 }
 
 #[test]
+fn only_an_error_of_the_gpu_says_that_there_is_no_gpu() {
+    let error = |engine: &str, has_gpu| {
+        let (engine, reason) = (engine.to_owned(), "no".to_owned());
+        let error = BuildError::Open(OpenError::System { engine, reason });
+        format!("{:#}", with_context(error, has_gpu))
+    };
+    assert!(error("cuda", true).starts_with("no GPU to explain with; "));
+    for (engine, has_gpu) in [("dsa", true), ("ioat", true), ("cuda", false)] {
+        assert!(error(engine, has_gpu).starts_with("engine "), "{}", error(engine, has_gpu));
+    }
+}
+
+#[test]
 fn the_largest_chunk_is_fixed_and_not_measured() {
     let explanation = explain_copy(4096, CacheHint::Unknown);
     let has = |values: &[MeasuredValue]| values.iter().any(|value| value.name == "chunk_bytes");
@@ -187,16 +230,26 @@ fn the_text_shows_the_important_limits_and_all_of_them_if_asked() {
 }
 
 #[test]
+fn limits_of_time_are_shown_in_a_unit_in_which_they_are_short() {
+    let texts = [25.0, 2.5, 50_000.0, 10_000_000.0, 1_500_000.0, 1001.0].map(nanoseconds);
+    assert_eq!(texts, ["25 ns", "2.5 ns", "50 µs", "10 ms", "1500 µs", "1001 ns"]);
+    let fixed = fixed(&CpuProfile::built_in());
+    assert!(fixed.iter().any(|limit| limit.text == "10 ms"), "{fixed:?}");
+    assert!(fixed.iter().all(|limit| !limit.text.contains("000 ns")), "{fixed:?}");
+}
+
+#[test]
 fn one_line_says_what_adapts_and_what_it_starts_from() {
     let explanation = explain_copy(4096, CacheHint::Unknown);
     let text = render(&explanation, "not measured", false, Paint::plain());
     let line = text.lines().find(|line| line.contains("adapts")).unwrap();
-    assert!(line.contains("inline_bytes from 4 KiB") && line.contains("groups from"), "{line}");
+    assert!(line.contains("They start as: inline_bytes 4 KiB; submitting a delivery "), "{line}");
+    assert!(line.contains(" ns; groups of small copies through the caches (non-"), "{line}");
     // The size from which copies are shared was set, so sharing is not measured.
     assert!(!line.contains("sharing"), "{line}");
     let ferry = Ferry::builder().profile(ProfileSource::BuiltIn).channels(1).build().unwrap();
     let adapts = AdaptedStart::new(&ferry.learned());
-    assert!(adapts.line().contains("sharing from always"), "{}", adapts.line());
+    assert!(adapts.line().contains(" ns; sharing always; "), "{}", adapts.line());
 }
 
 #[test]
@@ -237,7 +290,8 @@ fn the_gain_of_the_other_thread_of_a_core_is_shown_with_what_follows_where_there
         value.map(|value| format!("{}, {}", value.text, value.meaning))
     };
     assert_eq!(shown(0.0, 0.0), None);
-    assert!(shown(1.0, 1.8).unwrap().ends_with("not used"));
+    let unused = shown(1.0, 1.8).unwrap();
+    assert!(unused.contains("against one core alone") && unused.ends_with("not used"), "{unused}");
     let last = shown(1.25, 1.8).unwrap();
     assert!(last.starts_with("1.25×") && last.ends_with("after other cores"), "{last}");
     assert!(shown(1.8, 1.8).unwrap().ends_with("as the nearest core"));
