@@ -123,7 +123,7 @@ pub const FIXED_LIMITS: &[FixedLimit] = &[
     count("max_spins", MAX_SPINS as u64, "×", "a channel that was busy polls for up to so many times as long"),
     count("busy_rate", BUSY_BYTES_PER_NS, "bytes/ns", "by which the busy time of a channel is derived from its bytes"),
     count("woken_by_channel", runtime::PASSED_ON as u64, "channels", "that a channel wakes when it is woken, if they were called"),
-    count("wake_stall", runtime::STALL_NS, "ns", "after which a wake-up that is under way holds up no other"),
+    count("wake_stall", runtime::STALL_WAKES, "×", "wake_ns: then a wake-up that is under way holds up no other"),
     count("polls_per_clock", POLLS_PER_CLOCK as u64, "polls", "between two readings of the clock"),
     bytes("long", LONG_BYTES, "waiters for earlier copies are notified before one of this size starts"),
     count("group", runtime::GROUP, "copies", "that are copied together, a line of each in turn"),

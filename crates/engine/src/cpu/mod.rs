@@ -68,11 +68,11 @@ impl CpuEngine {
                 auto_progress: true,
                 writes_notifications: false,
             },
+            wake_chain: Arc::new(WakeChain::new(profile.wake_ns)),
             profile,
             // On a single core, a spinning channel only keeps other threads from running.
             spin_ns: if is_single_core { 0 } else { DEFAULT_SPIN_NS },
             has_threads: true,
-            wake_chain: Arc::default(),
         }
     }
 

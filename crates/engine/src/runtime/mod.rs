@@ -29,7 +29,7 @@ pub mod limits {
     pub use super::group::{GROUP, GROUPED_LENGTHS};
     pub use super::measured_kernel::{MEASURE_ONE_IN, PERIOD, TRIED};
     pub use super::ring::{MAX_RUN, QUEUED_PER_RUN};
-    pub use super::wake_chain::{PASSED_ON, STALL_NS};
+    pub use super::wake_chain::{PASSED_ON, STALL_WAKES};
     pub use super::window::MIN_AHEAD_BYTES;
 }
 

@@ -14,8 +14,8 @@
 //!
 //! The duty may be with a thread that does not get a processor for long. Whoever waits by a channel's own
 //! wait wakes that channel itself, a channel that goes to sleep takes up the duty first, and a call that
-//! finds the last wake-up long ago wakes a channel as if the mark were not set. So the others wait for that
-//! thread only while nobody does any of this, and no longer than until the scheduler runs it: a thread
+//! finds the last wake-up some microseconds ago wakes a channel as if the mark were not set. So the others wait
+//! for that thread only while nobody does any of this, and no longer than until the scheduler runs it: a thread
 //! does not end alone, because the exit or the kill of one is that of the process. A thread that sleeps on
 //! a completion does none of this.
 
@@ -37,8 +37,9 @@ const MAX_MEMBERS: usize = 63;
 /// The number of channels that a channel wakes when it is woken: so the number of those that are awake
 /// doubles and more with each step.
 pub const PASSED_ON: usize = 2;
-/// The usual [`WakeChain::stall_ns`]: far more than a wake-up takes on a machine that is not busy.
-pub const STALL_NS: u64 = 10_000_000;
+/// The times of waking a channel after which a wake-up that is under way holds up no other call: a caller that
+/// submits for longer than that wakes channels itself meanwhile, and spends half of its time on it at most.
+pub const STALL_WAKES: u64 = 2;
 
 /// The channels of an engine that wake each other.
 #[derive(Debug)]
@@ -46,7 +47,7 @@ pub struct WakeChain {
     /// [`UNDERWAY`], and a bit for each member that was called and not woken. Written by everybody who
     /// calls and who wakes.
     state: CachePadded<AtomicU64>,
-    /// When a member was woken last, by the coarse clock. Written by whoever wakes one.
+    /// When a member was woken last. Written by whoever wakes one.
     woken_ns: AtomicU64,
     /// The time after which a wake-up that is under way holds up no other.
     stall_ns: u64,
@@ -74,12 +75,17 @@ pub struct ChainedParker {
 }
 
 impl WakeChain {
-    /// Creates a chain without channels.
-    pub fn new() -> Self {
+    /// Creates a chain without channels, on a machine where waking one takes a caller so long.
+    pub fn new(wake_ns: f64) -> Self {
+        Self::with_stall((wake_ns as u64).saturating_mul(STALL_WAKES))
+    }
+
+    /// Creates a chain whose wake-ups hold up other calls for this time.
+    pub fn with_stall(stall_ns: u64) -> Self {
         Self {
             state: CachePadded::new(AtomicU64::new(0)),
             woken_ns: AtomicU64::new(0),
-            stall_ns: STALL_NS,
+            stall_ns,
             members: CachePadded::new(AtomicU64::new(0)),
             parkers: [const { OnceLock::new() }; MAX_MEMBERS],
             owner: OwnerProcess::current(),
@@ -123,7 +129,7 @@ impl WakeChain {
 
     fn is_stalled(&self) -> bool {
         let woken_ns = self.woken_ns.load(Ordering::Relaxed);
-        clock::coarse_ns().saturating_sub(woken_ns) >= self.stall_ns
+        clock::now_ns().saturating_sub(woken_ns) >= self.stall_ns
     }
 
     /// Takes up the duty, if there is any.
@@ -164,14 +170,8 @@ impl WakeChain {
     /// Wakes a member; returns whether it was between its decision to sleep and the end of that sleep.
     fn wake(&self, place: usize) -> bool {
         // Stored before: whoever is woken by this is not late yet.
-        self.woken_ns.store(clock::coarse_ns(), Ordering::Relaxed);
+        self.woken_ns.store(clock::now_ns(), Ordering::Relaxed);
         self.parkers[place].get().is_some_and(|parker| parker.wake())
-    }
-}
-
-impl Default for WakeChain {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -264,7 +264,7 @@ mod tests {
 
     impl Fixture {
         fn new(members: usize, stall_ns: u64) -> Self {
-            let chain = Arc::new(WakeChain { stall_ns, ..WakeChain::new() });
+            let chain = Arc::new(WakeChain::with_stall(stall_ns));
             let parkers = (0..members).map(|_| chain.join()).collect();
             Self { parkers, is_held: AtomicBool::new(true), woken: AtomicUsize::new(0) }
         }
@@ -356,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_channel_by_itself_is_woken_by_its_caller() {
-        let chain = Arc::new(WakeChain::new());
+        let chain = Arc::new(WakeChain::with_stall(u64::MAX));
         let parker = chain.join();
         thread::scope(|scope| {
             scope.spawn(|| parker.park(None, || false));
@@ -368,7 +368,7 @@ mod tests {
 
     #[test]
     fn places_are_used_again_and_what_finds_none_is_by_itself() {
-        let chain = Arc::new(WakeChain::new());
+        let chain = Arc::new(WakeChain::with_stall(u64::MAX));
         let first = chain.join();
         let others: Vec<_> = (1..MAX_MEMBERS).map(|_| chain.join()).collect();
         assert!(others.iter().all(|parker| parker.place.is_some()));
@@ -380,7 +380,7 @@ mod tests {
 
     #[test]
     fn a_channel_of_a_forked_child_is_by_itself() {
-        let chain = Arc::new(WakeChain::new());
+        let chain = Arc::new(WakeChain::with_stall(u64::MAX));
         // SAFETY: the child allocates nothing and exits by `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {

@@ -18,7 +18,7 @@ struct Sleeper {
 impl Sleeper {
     /// Sleepers of one chain.
     fn several<const COUNT: usize>() -> [Arc<Self>; COUNT] {
-        let chain = Arc::new(WakeChain::new());
+        let chain = Arc::new(WakeChain::with_stall(u64::MAX));
         let sleeper = |_| Self { parker: chain.join(), has_work: AtomicBool::new(false) };
         std::array::from_fn(sleeper).map(Arc::new)
     }
