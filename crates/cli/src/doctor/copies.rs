@@ -13,7 +13,7 @@ use memferry_sys::EventFd;
 use memferry_sys::settings;
 use rustix::thread::{MembarrierCommand, membarrier_query};
 
-use super::{Check, Need, Status};
+use super::{Check, DO_AS_SAID, Need, Status};
 
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
@@ -218,7 +218,7 @@ fn a_copy(ferry: Result<Ferry, BuildError>) -> Check {
         Err(error) => {
             let fix = match &error {
                 BuildError::Environment { name, .. } => format!("correct or unset {name}"),
-                _ => "do what the message says".to_owned(),
+                _ => DO_AS_SAID.to_owned(),
             };
             let with_causes = format!("{:#}", anyhow::Error::from(error));
             return Check::new(NAME, Status::Missing, with_causes).fix(fix);

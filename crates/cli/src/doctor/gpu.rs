@@ -11,7 +11,7 @@ use memferry_sys::cuda::{CudaInventory, inventory};
 use memferry_sys::settings::{self, switch};
 use memferry_sys::userfault;
 
-use super::{Check, Need, Status};
+use super::{Check, DO_AS_SAID, Need, Status};
 
 const VARIABLE: &str = "MEMFERRY_GPU";
 const SOLE_USER: &str = "MEMFERRY_CUDA_SOLE_USER";
@@ -59,7 +59,7 @@ fn driver(inventory: &CudaInventory, on_the_bus: usize) -> Check {
         }
         CudaInventory::Unusable(reason) => {
             missing(format!("the NVIDIA driver cannot be used: {reason}"))
-                .fix(format!("do what the message says, then look at {SHOW}"))
+                .fix(format!("{DO_AS_SAID}, then look at {SHOW}"))
         }
         CudaInventory::Devices(devices) => match devices.first() {
             None => missing("the NVIDIA driver sees no GPU".into())
@@ -150,7 +150,7 @@ fn a_copy(ordinal: usize, tried: anyhow::Result<CudaProfile>) -> Check {
         Ok(rates) => rates,
         Err(error) => {
             return Check::new(NAME, Status::Missing, format!("{ordinal}: {error:#}"))
-                .fix("do what the message says; nvidia-smi tells more about the GPU");
+                .fix(format!("{DO_AS_SAID}; nvidia-smi tells more about the GPU"));
         }
     };
     let detail = format!(

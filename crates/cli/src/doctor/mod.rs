@@ -59,6 +59,9 @@ pub(crate) struct Check {
     pub(crate) need: Need,
 }
 
+/// How the fix of a check begins whose detail ends with advice.
+const DO_AS_SAID: &str = "do what the message says";
+
 /// How much a missing thing matters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Need {

@@ -3,7 +3,7 @@
 
 use memferry_bench::results::size;
 
-use super::{Check, Diagnosis, Need, Status, Subject};
+use super::{Check, DO_AS_SAID, Diagnosis, Need, Status, Subject};
 use crate::show::Paint;
 
 impl Subject<'_> {
@@ -44,14 +44,14 @@ impl Subject<'_> {
     }
 }
 
-/// The whole detail of a check that failed, as its fix may refer to the end of it; else the first part,
-/// and of a missing option only the name.
+/// The first part of a detail: an error without its advice, or only the name of a missing option. The
+/// whole detail if the fix is that advice.
 fn short(check: &Check) -> &str {
-    let first = |end| check.detail.split(end).next().unwrap_or_default();
-    match check.status {
-        _ if check.is_absent_option() => first(": ").split("; ").next().unwrap_or_default(),
-        Status::Missing => &check.detail,
-        _ => first("; "),
+    let detail = check.detail.split("; ").next().unwrap_or_default();
+    match &check.fix {
+        _ if check.is_absent_option() => detail.split(": ").next().unwrap_or_default(),
+        Some(fix) if fix.starts_with(DO_AS_SAID) => &check.detail,
+        _ => detail,
     }
 }
 
