@@ -195,6 +195,8 @@ mod tests {
     use memferry_testing::message::filter;
 
     use super::*;
+    use crate::pages::{Pages, page_bytes};
+    use crate::residency::is_resident;
 
     /// Two nodes of two cores with two threads each: 0 and 4 are threads of one core, and so on. Each
     /// node has an L3, and the cores of node 1 share an L2.
@@ -298,34 +300,14 @@ mod tests {
 
     #[test]
     fn memory_that_was_never_written_is_on_no_node_and_stays_absent() {
-        const PAGE: usize = 4096;
-        let length = 3 * PAGE;
-        // SAFETY: maps new memory.
-        let start = unsafe {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            libc::mmap(
-                std::ptr::null_mut(),
-                length,
-                libc::PROT_READ | libc::PROT_WRITE,
-                flags,
-                -1,
-                0,
-            )
-        };
-        assert_ne!(start, libc::MAP_FAILED);
-        let start = start.cast::<u8>();
-        let at = |page: usize| start as u64 + (page * PAGE) as u64;
-        let is_present = || {
-            let mut present = [0u8; 3];
-            // SAFETY: the range is the mapping, and there is a byte for each of its pages.
-            assert_eq!(unsafe { libc::mincore(start.cast(), length, present.as_mut_ptr()) }, 0);
-            present.map(|page| page & 1 == 1)
-        };
-        // SAFETY: both lie in the mapping, whose pages are small ones.
+        let mut pages = Pages::new(3 * page_bytes()).unwrap();
+        let start = pages.as_mut_slice().as_mut_ptr();
+        let at = |page: usize| start as u64 + (page * page_bytes()) as u64;
+        let is_present = || [0, 1, 2].map(|page| is_resident(at(page) as usize));
+        // SAFETY: both bytes lie in the pages.
         unsafe {
-            libc::madvise(start.cast(), length, libc::MADV_NOHUGEPAGE);
             start.write_volatile(1);
-            start.add(PAGE).read_volatile();
+            start.add(page_bytes()).read_volatile();
         }
         let before = is_present();
         let [written, read, untouched] = memory_nodes([at(0), at(1), at(2)]);
@@ -337,8 +319,6 @@ mod tests {
         assert_eq!(untouched, None);
         assert_eq!(is_present(), before, "asking allocates nothing");
         assert!(!before[2]);
-        // SAFETY: nothing refers to the mapping any more.
-        unsafe { libc::munmap(start.cast(), length) };
     }
 
     #[test]

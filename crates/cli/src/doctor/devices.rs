@@ -10,7 +10,7 @@ use memferry::engine::factories;
 use memferry_bench::results::size;
 use memferry_sys::residency;
 use memferry_sys::settings;
-use memferry_sys::vfio::pci::{DSA, E1000E, FileAccess, GroupMember, IOAT, PciId};
+use memferry_sys::vfio::pci::{DSA, E1000E, FileAccess, GroupMember, IOAT, PciId, full_address};
 use memferry_sys::vfio::{PciBus, PciDevice, VfioError, bind_commands, unbind_commands};
 
 use super::{Check, Need, Status, accelerators};
@@ -116,12 +116,8 @@ pub(super) fn device_obstacle(
     devices: &[PciDevice],
     container: FileAccess,
 ) -> Option<String> {
-    let full = if address.matches(':').count() == 1 {
-        format!("0000:{address}")
-    } else {
-        address.to_owned()
-    };
-    match devices.iter().find(|device| device.address.eq_ignore_ascii_case(&full)) {
+    let full = full_address(address);
+    match devices.iter().find(|device| Some(&device.address) == full.as_ref()) {
         Some(device) => device.open_blocker(container).map(|obstacle| obstacle.cause()),
         None => Some(format!("no {} has this address", family.name)),
     }

@@ -1,7 +1,7 @@
-//! Calibration of the machine: a fifth to a third of a second, through a real channel, so that the values are those
-//! of real copies. Every value is the best of several tries, because disturbances only slow a try
-//! down. If other processes have the processors most of the time, even the best try is slow, and
-//! the result is rejected.
+//! Calibration of the machine: a fifth to a third of a second, through a real channel, so that the
+//! values are those of real copies. Every value is the best of several tries, because disturbances
+//! only slow a try down. If other processes have the processors most of the time, even the best try
+//! is slow, and the result is rejected.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

@@ -276,7 +276,7 @@ impl PciBus {
 }
 
 /// Normalises an address and adds the domain; `None` if it is no PCI address.
-fn full_address(address: &str) -> Option<String> {
+pub fn full_address(address: &str) -> Option<String> {
     let full = match address.matches(':').count() {
         1 => format!("0000:{address}"),
         _ => address.to_owned(),
