@@ -4,18 +4,15 @@
 //!
 //! `cargo test -p memferry-copy --features faults --test faults`
 
+#[allow(dead_code, reason = "this program uses its own part")]
+#[path = "it/common/mod.rs"]
 mod common;
-#[path = "common/frames.rs"]
-#[allow(dead_code, reason = "each test file uses its own part")]
-mod frames;
-#[path = "common/pinned.rs"]
-mod pinned;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use common::pattern;
-use frames::FrameEngine;
+use common::frames::FrameEngine;
+use common::{pattern, pinned};
 use memferry_copy::{Ferry, PinLimits};
 use memferry_sys::fault::{self, Call, FaultCounts, FaultPlan, for_each_failure};
 use memferry_sys::residency::{locked_bytes, pinned_bytes};

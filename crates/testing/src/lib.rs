@@ -2,6 +2,7 @@
 //!
 //! - [`skip`] reports that a test cannot run on this machine, or fails the test if `MEMFERRY_REQUIRE`
 //!   requires it.
+//! - [`in_own_process`] gives a test a process of its own; [`rerun`] starts a test again with another environment.
 //! - [`until`] waits for a state, so that no test depends on the length of a sleep. [`HangGuard`] ends a
 //!   test that hangs.
 //! - `message` (feature `message`) has other processes, raw peers and memory with guards for tests of
@@ -12,6 +13,7 @@
 #[cfg(feature = "message")]
 pub mod message;
 pub mod mpi;
+mod own_process;
 mod program;
 mod requirement;
 #[cfg(feature = "pinning")]
@@ -19,6 +21,7 @@ mod ring_pinner;
 mod skip;
 mod wait;
 
+pub use own_process::{in_own_process, rerun};
 pub use program::{copy_program, write_program};
 pub use requirement::Requirement;
 #[cfg(feature = "pinning")]

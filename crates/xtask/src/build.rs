@@ -81,7 +81,7 @@ fn package_of(identity: &str) -> &str {
 }
 
 /// The test programs in cargo's JSON messages.
-fn programs_in(messages: &str) -> Vec<TestProgram> {
+pub(crate) fn programs_in(messages: &str) -> Vec<TestProgram> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let mut programs: Vec<TestProgram> = messages
         .filter(|message| {

@@ -21,12 +21,15 @@ pub(crate) struct Args {
     /// The package; without it, target/debian/memferry_VERSION_ARCHITECTURE.deb
     #[arg(long, value_name = "FILE.deb")]
     output: Option<PathBuf>,
+    /// Cargo's profile: `release` builds in less time, without link-time optimisation
+    #[arg(long, value_name = "NAME", default_value = "dist")]
+    profile: String,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let architecture = output_of(Command::new("dpkg").arg("--print-architecture"))?;
     let architecture = architecture.trim();
-    let artifacts = Artifacts::build()?;
+    let artifacts = Artifacts::build(&args.profile)?;
     let output = match &args.output {
         Some(file) => file.clone(),
         None => {

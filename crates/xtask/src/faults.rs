@@ -5,6 +5,7 @@ mod fuzz;
 mod models;
 mod mpi;
 mod sanitize;
+mod scripts;
 
 use std::env;
 use std::io::{BufRead, BufReader};
@@ -28,7 +29,7 @@ struct SpecialCheck {
     run: fn(is_long: bool, rows: &mut Vec<FaultRow>) -> anyhow::Result<()>,
 }
 
-const SPECIAL_CHECKS: [SpecialCheck; 5] = [
+const SPECIAL_CHECKS: [SpecialCheck; 8] = [
     SpecialCheck { name: "fuzzing", is_long: false, needs: fuzz::needs, run: fuzz::run },
     SpecialCheck { name: "models", is_long: false, needs: || Ok(()), run: models::run },
     // The sanitizers rebuild everything.
@@ -44,6 +45,9 @@ const SPECIAL_CHECKS: [SpecialCheck; 5] = [
         needs: sanitize::needs,
         run: |is_long, rows| SANITIZERS[1].run(is_long, rows),
     },
+    SpecialCheck { name: "MPI programs", is_long: true, needs: || Ok(()), run: scripts::mpi },
+    SpecialCheck { name: "packages", is_long: true, needs: || Ok(()), run: scripts::packages },
+    SpecialCheck { name: "benches", is_long: true, needs: || Ok(()), run: scripts::benches },
     // The tests of MPICH download sources and take a quarter of an hour.
     SpecialCheck { name: "tests of MPICH", is_long: true, needs: mpi::needs, run: mpi::run },
 ];
@@ -84,7 +88,7 @@ const CHECKS: [FaultCheck; 6] = [
     FaultCheck {
         name: "kills in traffic",
         package: "memferry-c",
-        test: "programs",
+        test: "it",
         features: &[],
         filter: "traffic",
         tests: 2,
@@ -92,9 +96,9 @@ const CHECKS: [FaultCheck; 6] = [
     },
     FaultCheck {
         name: "hostile peers",
-        test: "hostile",
+        test: "it",
         features: &[],
-        filter: "random",
+        filter: "hostile::random",
         tests: 3,
         amount: Some(("MEMFERRY_HOSTILE_SECONDS", "10", "1200")),
         ..PLAIN
@@ -107,7 +111,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
     /// Do more, for some hours: every error of every call, 10,000 kills, an hour of hostile peers and of each
-    /// target of the fuzzer, all tests under both sanitizers, the tests of MPICH
+    /// target of the fuzzer, all tests under both sanitizers, every MPI, packages, all benches, the tests of MPICH
     #[arg(long)]
     long: bool,
     /// End with one JSON object with the rows
@@ -244,8 +248,12 @@ fn report(rows: &[FaultRow], failures: &[String], took: Duration, is_json: bool)
             |row: &FaultRow| json!({"what": row.what, "count": row.count, "detail": row.detail});
         let rows: Vec<_> = rows.iter().map(row).collect();
         let success = failures.is_empty();
-        let all =
-            json!({"success": success, "failures": failures, "seconds": seconds, "rows": rows});
+        let (date, commit) =
+            (said_by("date", &["-u", "+%F"]), said_by("git", &["rev-parse", "HEAD"]));
+        let all = json!({
+            "date": date, "commit": commit, "success": success, "failures": failures,
+            "seconds": seconds, "rows": rows,
+        });
         return print_line(&all.to_string());
     }
     print_line("");
@@ -256,6 +264,12 @@ fn report(rows: &[FaultRow], failures: &[String], took: Duration, is_json: bool)
         [] => print_line(&format!("nothing wrong, nothing lost, nothing left, in {seconds} s")),
         failures => failures.iter().for_each(|failure| print_line(&format!("FAILED: {failure}"))),
     }
+}
+
+/// The output of a command, or nothing.
+fn said_by(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).current_dir(root()).output();
+    output.map_or(String::new(), |output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 #[cfg(test)]

@@ -30,6 +30,9 @@ enum XtaskCommand {
     Deb(deb::Args),
     /// Let every system call fail and processes die at every step, and print a table of what was tried
     Faults(faults::Args),
+    /// Occupy memory until 1 GiB is left: a load of `test --stress`
+    #[command(hide = true)]
+    Hog,
     /// Build for release, and install program, libraries, header, manual pages and completions
     Install(install::Args),
     /// Run the tests that need a network card in a virtual machine that has one
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         XtaskCommand::Deb(args) => deb::run(&args),
         XtaskCommand::Faults(args) => faults::run(&args),
+        XtaskCommand::Hog => test::occupy_memory().map(|never| match never {}),
         XtaskCommand::Install(args) => install::run(&args),
         XtaskCommand::Qemu(args) => qemu::run(&args),
         XtaskCommand::Test(args) => test::run(&args),

@@ -71,6 +71,13 @@ fn count_lines(lines: &[String]) -> TestCounts {
     tally
 }
 
+/// The names in the lines `test NAME ... FAILED`.
+pub(crate) fn failed_in(text: &str) -> Vec<String> {
+    let failed =
+        |line: &str| line.strip_prefix("test ")?.strip_suffix(" ... FAILED").map(str::to_owned);
+    text.lines().filter_map(failed).collect()
+}
+
 /// Reads `test result: ok. 3 passed; 0 failed; 1 ignored; …`.
 pub(crate) fn result_in(line: &str) -> Option<TestCounts> {
     let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;

@@ -3,7 +3,7 @@
 //!
 //! Names of fields and constants are libfabric's, whose manual explains them. Headers of 2.x only
 //! append fields, so these definitions are right for both as long as nothing beyond their ends is
-//! accessed. Every definition is also an entry of a list, which `tests/layout.rs` compares with
+//! accessed. Every definition is also an entry of a list, which `tests/it/layout.rs` compares with
 //! real headers.
 
 // The manual of libfabric has a page for each of them.

@@ -104,6 +104,7 @@ pub struct Role {
 
 impl Role {
     /// Starts a process in a role.
+    #[track_caller]
     pub fn spawn(role: &str, name: &str) -> Self {
         let mut command = process::command(role);
         command.env("MEMFERRY_TEST_NAME", name).stdin(Stdio::piped()).stderr(Stdio::piped());
@@ -114,6 +115,7 @@ impl Role {
 
     /// Spawns a process that connects to an endpoint, and waits for its first byte: `a` when it is
     /// ready, `s` where userfaultfd is not available. Then this is `None`.
+    #[track_caller]
     pub fn begin(role: &str, endpoint: &Endpoint) -> Option<Self> {
         let mut child = Self::spawn(role, endpoint.name());
         let word = std::thread::scope(|scope| {

@@ -33,7 +33,7 @@ pub fn say(words: std::fmt::Arguments<'_>) {
     println!("{words}");
 }
 
-/// Runs only one test of this file at a time: for tests that count resources of the whole process.
+/// Runs only one test of a program at a time: for the programs `faults`, whose tests count resources of the process.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

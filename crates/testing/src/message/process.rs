@@ -1,9 +1,11 @@
 //! Other processes of a test: the test program itself, started again in a role.
 //!
 //! A test file with roles has a test [`ENTRY`] that only calls [`role`] and, in another process,
-//! runs the role. Processes exit with the test that started them.
+//! runs the role. A process starts in the entry of the file that calls [`command`]. Processes exit
+//! with the test that started them.
 
 use std::os::unix::process::CommandExt;
+use std::panic::Location;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 
@@ -13,29 +15,40 @@ const ROLE: &str = "MEMFERRY_TEST_ROLE";
 const PARENT: &str = "MEMFERRY_TEST_PARENT";
 
 /// A command that starts another process in a role.
+#[track_caller]
 pub fn command(role: &str) -> Command {
-    command_of(&std::env::current_exe().unwrap(), role)
+    command_of(&std::env::current_exe().unwrap(), role, Location::caller())
 }
 
 /// The same, with a copy of the test program in another folder: another user may not access this
 /// one.
+#[track_caller]
 pub fn command_in(folder: &Path, role: &str) -> Command {
     let copy = folder.join("test-program");
     if !copy.exists() {
         crate::copy_program(&std::env::current_exe().unwrap(), &copy);
     }
-    command_of(&copy, role)
+    command_of(&copy, role, Location::caller())
 }
 
-fn command_of(program: &Path, role: &str) -> Command {
+fn command_of(program: &Path, role: &str, caller: &Location) -> Command {
     let mut command = Command::new(program);
     command
-        .args(["--exact", ENTRY, "--nocapture", "--test-threads=1"])
+        .args(["--exact", &entry_beside(caller.file()), "--nocapture", "--test-threads=1"])
         .env(ROLE, role)
         .env(PARENT, std::process::id().to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::null());
     command
+}
+
+/// The name of the entry in a test file. In other programs than `it`, it is the one in `main.rs`.
+fn entry_beside(file: &str) -> String {
+    let module = file.split_once("tests/it/").and_then(|(_, file)| file.strip_suffix(".rs"));
+    match module {
+        Some(module) => format!("{}::{ENTRY}", module.trim_end_matches("/mod").replace('/', "::")),
+        None => ENTRY.into(),
+    }
 }
 
 /// The role of this process; `None` in the test itself.
@@ -117,4 +130,17 @@ pub fn prepare(
 ) {
     // SAFETY: tests make only plain system calls here, which are allowed between fork and exec.
     unsafe { command.pre_exec(prepare) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_starts_in_the_entry_of_the_file_that_starts_it() {
+        assert_eq!(entry_beside("crates/copy/tests/it/a.rs"), format!("a::{ENTRY}"));
+        assert_eq!(entry_beside("tests/it/a/mod.rs"), format!("a::{ENTRY}"));
+        assert_eq!(entry_beside("tests/it/a/b.rs"), format!("a::b::{ENTRY}"));
+        assert_eq!(entry_beside("crates/copy/tests/faults/deaths.rs"), ENTRY);
+    }
 }

@@ -74,6 +74,7 @@ pub struct StoppedPeer {
 
 impl StoppedPeer {
     /// Starts a process in a role.
+    #[track_caller]
     pub fn spawn(role: &str, name: &str, misbehaves: bool) -> Self {
         let mut command = process::command(role);
         command

@@ -23,7 +23,7 @@ const TARGETS: [(&str, usize); 7] = [
 ];
 
 /// The duration per target in seconds, in a short and in a long run.
-const SHORT_SECS: u64 = 60;
+const SHORT_SECS: u64 = 20;
 const LONG_SECS: u64 = 3600;
 /// The timeout of one input in seconds, much longer than an input takes on a busy machine.
 const INPUT_TIMEOUT_SECS: u64 = 100;

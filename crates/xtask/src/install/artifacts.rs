@@ -28,12 +28,12 @@ pub(crate) struct Artifacts {
 }
 
 impl Artifacts {
-    /// Builds the packages for release, in one call because they share dependencies.
-    pub(crate) fn build() -> anyhow::Result<Self> {
+    /// Builds the packages with a profile, in one call because they share dependencies.
+    pub(crate) fn build(profile: &str) -> anyhow::Result<Self> {
         let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = Command::new(cargo);
         command.current_dir(super::workspace_root());
-        command.args(["build", "--release", "--locked"]);
+        command.args(["build", "--locked", "--profile", profile]);
         for package in PACKAGES {
             command.args(["-p", package]);
         }

@@ -34,11 +34,14 @@ pub(crate) struct Args {
     /// Remove what only debuggers read from program and libraries, by `strip`
     #[arg(long)]
     strip: bool,
+    /// Cargo's profile: `release` builds in less time, without link-time optimisation
+    #[arg(long, value_name = "NAME", default_value = "dist")]
+    profile: String,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let prefix = std::path::absolute(&args.prefix).context("the prefix has no absolute path")?;
-    let artifacts = Artifacts::build()?;
+    let artifacts = Artifacts::build(&args.profile)?;
     let tree = Tree::new(&root_of(args.destdir.as_deref(), &prefix), args.strip);
     let count = install(tree, &artifacts, &prefix, "share/zsh/site-functions")?.len();
     let root = root_of(args.destdir.as_deref(), &prefix);

@@ -1,0 +1,6 @@
+//! Tests of collective operations.
+
+mod operations;
+mod random;
+mod support;
+mod trouble;

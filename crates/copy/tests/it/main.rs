@@ -1,0 +1,32 @@
+//! Tests of the copy core through its public calls.
+
+mod awaited_numbers;
+mod bad_input;
+mod batch;
+mod beside_others;
+mod broken_engine;
+mod calls;
+mod checksums;
+mod common;
+mod compile_fail;
+mod deliver;
+mod deliver_missing;
+mod devices;
+mod engines;
+mod fork;
+mod gpu;
+mod killed;
+mod lifetimes;
+mod memmove;
+mod no_threads;
+mod ordered_batch;
+mod owned_batches;
+mod pinned;
+mod pinned_fork;
+mod pinned_missing;
+mod pinned_trouble;
+mod plain_types;
+mod stale_pins;
+mod stress;
+mod subscriber_panics;
+mod trace;

@@ -1,0 +1,5 @@
+//! Tests of loading files.
+
+mod bad_files;
+mod common;
+mod loads;

@@ -1,5 +1,0 @@
-//! Loading of files.
-
-mod bad_files;
-mod common;
-mod loads;

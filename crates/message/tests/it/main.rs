@@ -1,0 +1,37 @@
+//! Tests of messages and windows, within one process and between processes.
+
+mod absent_hello;
+mod absent_memory;
+mod absent_windows;
+mod ahead;
+mod bad_input;
+mod bad_memory;
+mod bounds;
+mod cancelling;
+mod carried;
+mod collective;
+mod computing_owner;
+mod death;
+mod death_connecting;
+mod device_offload;
+mod ends;
+mod exchange;
+mod filtered;
+mod fresh_memory;
+mod frozen;
+mod frozen_windows;
+mod full_rings;
+mod hostile;
+mod hostile_peers;
+mod huge;
+mod limits;
+mod many_processes;
+mod names;
+mod ordering;
+mod permission;
+mod posted;
+mod stress;
+mod waiting;
+mod windows;
+mod windows_processes;
+mod windows_waiting;

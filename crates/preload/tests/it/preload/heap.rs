@@ -1,0 +1,81 @@
+//! The shared heap: the `malloc` family, children, and what goes back to the system.
+
+use std::process::Command;
+
+use crate::preload::support::{Programs, succeed, text};
+
+const ON: (&str, &str) = ("MEMFERRY_SHARED_HEAP", "65536");
+
+fn heap(programs: &Programs, part: &str) -> Command {
+    let mut command = programs.preloaded("heap");
+    command.arg(part).env(ON.0, ON.1);
+    command
+}
+
+fn is_right(part: &str) {
+    let programs = Programs::compile(&["heap"]);
+    assert_eq!(succeed(&mut heap(&programs, part)), "all right\n");
+}
+
+#[test]
+fn every_function_that_allocates_is_right_in_many_threads() {
+    is_right("family");
+}
+
+#[test]
+fn children_see_a_snapshot_and_their_writes_do_not_come_back() {
+    is_right("fork");
+}
+
+#[test]
+fn a_program_with_threads_that_allocate_can_fork() {
+    is_right("busy");
+}
+
+#[test]
+fn freed_memory_goes_back_to_the_system() {
+    is_right("return");
+}
+
+#[test]
+fn everything_together_is_right() {
+    let programs = Programs::compile(&["calls"]);
+    let mut command = programs.preloaded("calls");
+    command.env(ON.0, ON.1).env("MEMFERRY_COPIES", "131072,65536,524288,1,sse2");
+    assert_eq!(succeed(&mut command), "all right\n");
+}
+
+#[test]
+fn a_program_with_its_own_malloc_keeps_it_and_is_told() {
+    let programs = Programs::compile(&["own_malloc"]);
+    let output = programs.preloaded("own_malloc").env(ON.0, ON.1).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(output.stdout, b"its own\n");
+    assert!(
+        text(&output).contains("memferry: the program brings its own malloc"),
+        "{}",
+        text(&output)
+    );
+}
+
+#[test]
+fn without_room_for_addresses_or_with_a_wrong_value_the_heap_is_ordinary() {
+    let programs = Programs::compile(&["heap"]);
+    assert_eq!(succeed(&mut heap(&programs, "where")), "shared\n");
+    let program = programs.path("heap");
+    let library = crate::preload::support::library();
+    let limited = |limit: &str| {
+        let script =
+            format!("{limit}; LD_PRELOAD={} exec {}", library.display(), program.display());
+        Command::new("bash").args(["-c", &script]).env(ON.0, ON.1).output().unwrap()
+    };
+    for (limit, reason) in [("ulimit -v 4000000", "ulimit -v"), ("ulimit -f 1000", "ulimit -f")] {
+        let output = limited(limit);
+        assert_eq!(output.stdout, b"ordinary\n", "{}", text(&output));
+        assert!(text(&output).contains(reason), "{}", text(&output));
+    }
+    let mut command = programs.preloaded("heap");
+    let output = command.env(ON.0, "much").output().unwrap();
+    assert_eq!(output.stdout, b"ordinary\n", "{}", text(&output));
+    assert!(text(&output).contains("MEMFERRY_SHARED_HEAP is not a number"), "{}", text(&output));
+}
