@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// The timeout of [`until`]. Only a hang takes this long, even on a busy machine.
-pub const TIMEOUT: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(200);
 
 /// Polls until `is_so` returns true.
 ///

@@ -18,7 +18,7 @@ use memferry_engine::{
 };
 
 /// A timeout longer than any test takes, however busy the machine is.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(200);
 
 /// Wraps a polled engine. Stalls until it is switched to panic, in every poll from then on.
 #[derive(Debug)]

@@ -224,7 +224,7 @@ fn the_notification_arrives_after_the_data() {
             let transfer = scope
                 .icopy_with(&source, &mut target, Options::new().notify(&variable, 42))
                 .unwrap();
-            assert!(variable.wait(42, Some(Duration::from_secs(60))));
+            assert!(variable.wait(42, Some(Duration::from_secs(200))));
             assert!(transfer.is_done() || transfer.ready().len() == length || length <= 1 << 20);
             transfer.wait().unwrap();
             assert!(transfer.ready() == source);

@@ -53,7 +53,7 @@ fn completions_of_a_polled_engine_arrive_without_anybody_calling() {
     ferry.scope(|scope| {
         let options = Options::new().notify(&variable, 5);
         drop(scope.icopy_with(&source, &mut target, options).unwrap());
-        assert!(variable.wait(5, Some(Duration::from_secs(60))));
+        assert!(variable.wait(5, Some(Duration::from_secs(200))));
     });
     assert!(source == target);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

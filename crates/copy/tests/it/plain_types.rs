@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::common::{ferry, pattern};
 use memferry_copy::{Options, Pod};
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(200);
 
 /// A structure of a program.
 #[repr(C)]

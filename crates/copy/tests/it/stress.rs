@@ -63,7 +63,7 @@ fn one_copy(ferry: &Ferry, random: &mut Random) {
             ferry.scope(|scope| {
                 let options = Options::new().notify(&variable, 1);
                 drop(scope.icopy_with(expected, &mut target[inside.clone()], options).unwrap());
-                assert!(variable.wait(1, Some(Duration::from_secs(60))));
+                assert!(variable.wait(1, Some(Duration::from_secs(200))));
             });
         }
         5 => {

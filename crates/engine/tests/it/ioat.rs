@@ -16,7 +16,7 @@ use memferry_memory::pinning::Access;
 use memferry_sys::Pages;
 use memferry_sys::device::{DmaDevice, DmaDirection, Width};
 
-const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(200);
 const COPY_BYTES: u64 = 64;
 
 /// A channel, and memory that is pinned for it.

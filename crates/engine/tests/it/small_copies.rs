@@ -48,7 +48,7 @@ impl Windows {
         assert_eq!(channel.submit(&mut window).unwrap().count, COPIES);
         let last = before + COPIES as u64;
         while channel.help(last) > 0 {}
-        assert!(channel.park(last, Duration::from_secs(60)), "the window is stuck");
+        assert!(channel.park(last, Duration::from_secs(200)), "the window is stuck");
         for copy in 0..COPIES {
             let (length, shift) = shape(copy);
             let room = copy * ROOM..(copy + 1) * ROOM;
@@ -96,7 +96,7 @@ fn copies_that_others_may_not_execute_stay_with_the_worker_among_groups() {
         })
         .collect();
     assert_eq!(channel.submit(&mut window).unwrap().count, 64);
-    assert!(channel.park(64, Duration::from_secs(60)), "the window is stuck");
+    assert!(channel.park(64, Duration::from_secs(200)), "the window is stuck");
     assert_eq!(target, source);
     assert_eq!(channel.statistics().bytes, 64 * 4096);
 }

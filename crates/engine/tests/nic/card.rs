@@ -30,7 +30,7 @@ pub(crate) fn address() -> Option<String> {
 /// The real card, if there is one to test.
 pub(crate) fn real() -> Option<Arc<VfioDevice>> {
     let address = address()?;
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(200);
     loop {
         match VfioDevice::open(&address) {
             Ok(card) => return Some(Arc::new(card)),

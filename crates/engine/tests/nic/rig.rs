@@ -12,7 +12,7 @@ use memferry_memory::pin_cache::{InvalidationMode, Lease, PinCache, PinCacheLimi
 use memferry_memory::pinning::Access;
 use memferry_sys::Pages;
 
-const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(200);
 /// The initial value of target bytes.
 const UNTOUCHED: u8 = 0xA5;
 

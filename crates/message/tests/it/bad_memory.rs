@@ -5,6 +5,7 @@ use memferry_message::{EndpointBuilder, Error, MemorySide, Source, TAG_ALL, TAG_
 use memferry_testing::message::memory::pattern;
 use memferry_testing::message::traces::Folder;
 use memferry_testing::message::{Pair, pair, unique};
+use memferry_testing::in_own_process;
 
 const LENGTH: usize = 4 << 20;
 
@@ -124,6 +125,9 @@ fn in_fork(child: impl FnOnce() -> bool) {
 
 #[test]
 fn a_forked_child_is_told_that_it_is_not_the_owner() {
+    if !in_own_process() {
+        return;
+    }
     let sides = pair(&EndpointBuilder::new());
     let mut waiting = sides.there.irecv(sides.to_here, 3, TAG_ALL, vec![0; 4]).unwrap();
     in_fork(|| {
@@ -147,6 +151,9 @@ fn a_forked_child_is_told_that_it_is_not_the_owner() {
 
 #[test]
 fn a_forked_child_that_drops_an_endpoint_takes_nothing_from_its_parent() {
+    if !in_own_process() {
+        return;
+    }
     let folder = Folder::new("forked");
     let path = folder.file("socket");
     let endpoint = EndpointBuilder::new().open(&path).unwrap();

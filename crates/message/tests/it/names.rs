@@ -10,7 +10,7 @@ use memferry_message::{Endpoint, EndpointBuilder, Peer, Source, TAG_ALL};
 use memferry_testing::message::process::{self, Child, setting};
 use memferry_testing::message::raw_peer::{self, RawPeer};
 use memferry_testing::message::traces::Folder;
-use memferry_testing::message::{unique, until};
+use memferry_testing::message::{patient, unique, until};
 use memferry_testing::{Requirement, skip};
 
 const TAG: u64 = 3;
@@ -65,7 +65,7 @@ fn two_that_call_each_other_by_different_names_of_a_socket_get_one_connection() 
 /// Connects to a name on command, sends its identity, and replies.
 fn victim() {
     let endpoint =
-        EndpointBuilder::new().background(true).open(&setting("MEMFERRY_TEST_NAME")).unwrap();
+        patient().background(true).open(&setting("MEMFERRY_TEST_NAME")).unwrap();
     let mut line = String::new();
     while std::io::stdin().read_line(&mut line).unwrap() > 0 {
         let peer = endpoint.connect(line.trim()).unwrap();
@@ -87,7 +87,7 @@ fn spawn_victim(name: &str) -> (Child, std::process::ChildStdin) {
 fn a_name_that_somebody_claims_leads_to_whoever_listens_there() {
     let name = unique("victim");
     let (child, mut input) = spawn_victim(&name);
-    let prey = EndpointBuilder::new().background(true).open(&unique("prey")).unwrap();
+    let prey = patient().background(true).open(&unique("prey")).unwrap();
     // When this process can listen there is no liar yet.
     drop(raw_peer::call(&name));
     let liar = RawPeer::connect_as(prey.name(), raw_peer::identity(), &name).unwrap();
@@ -108,7 +108,7 @@ fn a_name_that_somebody_claims_leads_to_whoever_listens_there() {
 fn an_identity_that_somebody_claims_keeps_nobody_out() {
     let name = unique("victim");
     let (child, mut input) = spawn_victim(&name);
-    let prey = EndpointBuilder::new().background(true).open(&unique("prey")).unwrap();
+    let prey = patient().background(true).open(&unique("prey")).unwrap();
     // A reply contains the identity of the accepting side.
     let socket = raw_peer::call(&name);
     let memory = memferry_message::ring::layout::ConnectionMemory::create(
@@ -151,7 +151,7 @@ fn a_caller_of_another_user_has_the_name_that_it_listens_on_and_no_other() {
     if rustix::process::geteuid().as_raw() != 0 {
         return skip(Requirement::Root, "only root can become another user");
     }
-    let victim = EndpointBuilder::new().background(true).open(&unique("victim")).unwrap();
+    let victim = patient().background(true).open(&unique("victim")).unwrap();
     let prey =
         EndpointBuilder::new().allow_uid(NOBODY).background(true).open(&unique("prey")).unwrap();
     // It is requested by name before any process connects.

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use memferry_message::{Endpoint, EndpointBuilder, Operation, Peer, Window};
 
 /// A timeout that only a hang reaches, on a busy machine too.
-pub const TIMEOUT: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(200);
 
 /// A name that no other test and no other process uses.
 pub fn unique(name: &str) -> String {

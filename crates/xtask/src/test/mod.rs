@@ -89,7 +89,7 @@ pub(crate) struct Args {
     #[arg(long, short)]
     jobs: Option<usize>,
     /// How long one test may take, in seconds; then the backtraces of all threads are printed
-    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     limit: u64,
     /// Run every test program this many times, in random order, 1 to 8 at a time, under changing load
     #[arg(long, value_name = "ROUNDS")]

@@ -10,7 +10,7 @@ use memferry_collective::{Invitation, NoProgress, Team, Tuning};
 use memferry_testing::message::process::{self, Child};
 
 /// How long tests wait for ranks.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(200);
 
 /// Sizes at which all paths are used with little data.
 pub(crate) fn small_tuning(allow_cross_memory: bool) -> Tuning {

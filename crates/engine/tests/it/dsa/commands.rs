@@ -13,7 +13,7 @@ use memferry_sys::device::{DmaDevice, DmaDirection, Width};
 use super::rig::DsaRig;
 
 /// Only a hang reaches this time.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(200);
 
 /// A device whose commands do not end while it is held.
 #[derive(Debug)]

@@ -230,7 +230,7 @@ fn a_capacity_of_any_size_works() {
         for number in 0..10 {
             let (descriptor, completion) = rig.copy(4096 * number + 1, 3000);
             let sequence = channel.submit_one(descriptor).unwrap();
-            assert!(channel.park(sequence, Duration::from_secs(60)));
+            assert!(channel.park(sequence, Duration::from_secs(200)));
             assert!(matches!(completion.outcome(), Some(Ok(_))), "{capacity}");
             assert!(rig.is_copied(4096 * number + 1, 3000), "{capacity}");
         }

@@ -11,7 +11,7 @@ use memferry_memory::pin_cache::{InvalidationMode, PinCache, PinCacheLimits};
 use memferry_memory::pinning::Access;
 use memferry_sys::Pages;
 
-const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(200);
 
 /// The size of source and target.
 pub(crate) const BYTES: usize = 1 << 20;

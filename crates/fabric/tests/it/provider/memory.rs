@@ -93,7 +93,7 @@ impl Drop for AccessorProcess {
 
 /// Waits until a peer has written.
 fn wait_for_writes(memory: &mut [u8], side: &Side) {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + Duration::from_secs(200);
     memory.fill(0);
     // SAFETY: the byte is valid; peers write to it, so each poll reads it again.
     while unsafe { memory.as_ptr().read_volatile() } == 0 {

@@ -58,7 +58,7 @@ impl Side {
 
 /// Retries a call while it is not accepted.
 fn accepted(mut start: impl FnMut() -> isize) {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + Duration::from_secs(200);
     loop {
         match start() {
             0 => return,
@@ -197,7 +197,7 @@ fn a_program_that_only_retries_gets_its_credit_back() {
     let mr = register(&world, memory.as_mut_ptr(), 64, FI_REMOTE_WRITE);
     accepted(|| one.inject_writedata(b"x", 0));
     two.expect_written(1, 0);
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + Duration::from_secs(200);
     let mut heard = 0;
     for data in 0..1000 {
         while one.inject_writedata(b"y", data) == AGAIN {

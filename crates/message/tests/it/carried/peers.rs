@@ -49,7 +49,7 @@ fn scripted_endpoint(name: &str, most_peers: usize) -> ScriptedEndpoint {
 impl ScriptedEndpoint {
     /// Makes progress until a condition holds.
     fn until(&self, is_so: impl Fn() -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(200);
         while !is_so() {
             assert!(Instant::now() < deadline, "the condition holds");
             self.endpoint.progress();
@@ -69,7 +69,7 @@ impl ScriptedEndpoint {
         let mut reports = Vec::new();
         // SAFETY: it lives until its completion.
         unsafe { self.endpoint.post_receive(&wanted, &target(&mut destination), 1).unwrap() };
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(200);
         while !self.endpoint.poll_completions(&mut reports) {
             assert!(Instant::now() < deadline, "a message has arrived");
         }

@@ -30,7 +30,7 @@ fn pair(name: &str) -> [(Endpoint, memferry_message::Peer); 2] {
 /// endpoint.
 fn completions(endpoints: &[&Endpoint], of: usize, count: usize) -> Vec<CompletionEntry> {
     let mut found = Vec::new();
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(200);
     while found.len() < count {
         assert!(Instant::now() < deadline, "{} of {count} reports came", found.len());
         for (index, endpoint) in endpoints.iter().enumerate() {

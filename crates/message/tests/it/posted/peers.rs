@@ -57,7 +57,7 @@ fn a_window_is_found_by_its_key_and_accesses_to_it_end_in_reports() {
     let (address, length) = (exposed.as_mut_ptr(), exposed.len());
     // SAFETY: the memory lives until the window is withdrawn, and is not accessed before.
     let window = unsafe { two.expose_key(address, length, Rights::READ_WRITE, 77) }.unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(200);
     while !one.is_connected(to_two).unwrap() {
         assert!(Instant::now() < deadline, "the connection is accepted");
         one.progress();

@@ -30,7 +30,7 @@ const LIST: usize = 3 * 4096;
 
 /// Polls a condition until it holds.
 fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(200);
     while !condition() {
         assert!(Instant::now() < deadline, "timeout waiting for {what}");
         std::thread::yield_now();

@@ -15,7 +15,7 @@ use memferry_fi::fi_prov_ini;
 pub(crate) use side::{Side, context, plain_message, tagged_message, vector};
 
 pub(crate) const VERSION: u32 = (1 << 16) | 17;
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(200);
 
 /// An info of the provider, or hints for it. It is never freed, because only libfabric's core could do so.
 pub(crate) struct Offer(pub(crate) *mut Info);
