@@ -6,30 +6,13 @@
 //! Paths of copies are 0 inline, 1 single, 2 shared, 3 hybrid, 4 parts; those of messages 0 inline, 1 eager,
 //! 2 single, 3 cooperative, 4 offload, 5 pipeline, 6 remote. Directions are 0 for sends and 1 for receives.
 
-#[cfg(feature = "probes")]
-#[allow(unused_imports, missing_docs, clippy::undocumented_unsafe_blocks)]
-mod provider {
-    #[usdt::provider(provider = "memferry")]
-    mod memferry {
-        fn plan(bytes: u64, path: u64, reason: &str) {}
-        fn submit(bytes: u64, path: u64) {}
-        fn wake(sequence: u64) {}
-        fn complete(failed: u64) {}
-        fn fault(done_bytes: u64) {}
-        fn fallback(reason: u64) {}
-        fn message__begin(direction: u64, bytes: u64) {}
-        fn message__end(direction: u64, path: u64, bytes: u64) {}
-    }
-    pub(super) use memferry::*;
-}
-
 macro_rules! probe {
-    ($(#[$attribute:meta])* $function:ident, $probe:ident($($argument:ident),*)) => {
+    ($(#[$attribute:meta])* $name:ident($($argument:ident),*)) => {
         $(#[$attribute])*
         #[inline(always)]
-        pub fn $function($($argument: u64),*) {
+        pub fn $name($($argument: u64),*) {
             #[cfg(feature = "probes")]
-            provider::$probe!(|| ($($argument),*));
+            probe::probe!(memferry, $name, $($argument),*);
             #[cfg(not(feature = "probes"))]
             let _ = ($($argument,)*);
         }
@@ -40,39 +23,68 @@ macro_rules! probe {
 #[inline(always)]
 pub fn plan(arguments: impl FnOnce() -> (u64, u64, String)) {
     #[cfg(feature = "probes")]
-    provider::plan!(|| {
-        let (bytes, path, reason) = arguments();
-        (bytes, path, reason)
-    });
+    {
+        let (path, reason);
+        probe::probe_lazy!(
+            memferry,
+            plan,
+            {
+                let (bytes, planned_path, why) = arguments();
+                (path, reason) = (planned_path, std::ffi::CString::new(why).unwrap_or_default());
+                bytes
+            },
+            path,
+            reason.as_ptr()
+        );
+    }
     #[cfg(not(feature = "probes"))]
     let _ = arguments;
 }
 
 probe! {
     /// A copy is submitted.
-    submit, submit(bytes, path)
+    submit(bytes, path)
 }
 probe! {
     /// A submit wakes the thread of a channel.
-    wake, wake(sequence)
+    wake(sequence)
 }
 probe! {
     /// A transfer with a completion of its own has ended. One that is a single small descriptor ends without.
-    complete, complete(failed)
+    complete(failed)
 }
 probe! {
     /// A transfer has failed.
-    fault, fault(done_bytes)
+    fault(done_bytes)
 }
 probe! {
     /// The caller has to execute a transfer: 0 the channel is full or closed, 1 the memory cannot be pinned.
-    fallback, fallback(reason)
+    fallback(reason)
 }
 probe! {
     /// A message is posted for sending, or its fetch begins.
-    message_begin, message__begin(direction, bytes)
+    message_begin(direction, bytes)
 }
 probe! {
     /// A message was sent or received.
-    message_end, message__end(direction, path, bytes)
+    message_end(direction, path, bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_plan_without_a_tracer_is_not_described() {
+        super::plan(|| panic!("no tracer listens"));
+    }
+
+    /// A tracer finds a probe by the note of its provider and its name.
+    #[cfg(feature = "probes")]
+    #[test]
+    fn a_program_has_a_note_for_a_probe_that_it_calls() {
+        super::message_end(1, 2, 3);
+        let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        // In two parts: the text of the test is in the program too.
+        let note = [b"\0memferry\0message", b"_end\0".as_slice()].concat();
+        assert!(program.windows(note.len()).any(|window| window == note));
+    }
 }
