@@ -1,5 +1,5 @@
 //! `memferry top`: what the processes of this user that use Memferry are doing. [`sample`] reads their counters,
-//! [`details`] describes one process; [`screen`] shows them in a terminal, [`text`], [`json`] and [`metrics`] as text,
+//! [`details`] describes one process; [`screen`] shows them in a [`terminal`], [`text`], [`json`] and [`metrics`] as text,
 //! and [`listen`] serves the last one.
 
 mod columns;
@@ -11,6 +11,7 @@ mod quantity;
 mod sample;
 mod screen;
 mod signals;
+mod terminal;
 mod text;
 
 use std::io::IsTerminal;

@@ -3,15 +3,10 @@
 use std::time::Instant;
 
 use anyhow::Context;
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
-use ratatui::layout::{Constraint, Layout};
-use ratatui::style::{Modifier, Style, Stylize};
-use ratatui::text::{Line, Span};
-use ratatui::widgets::Paragraph;
-use ratatui::{DefaultTerminal, Frame};
 
 use super::columns::{self, Column};
 use super::sample::{Row, Sample};
+use super::terminal::{Key, Line, Style, Terminal};
 use super::{details, no_process, read, signals};
 use crate::args::{SortKey, TopArgs};
 
@@ -43,12 +38,9 @@ enum Step {
 pub(super) fn run(args: &TopArgs) -> anyhow::Result<()> {
     let mut screen = Screen::new(read(args.pid)?, args);
     signals::catch();
-    // From here on, a panic gives the terminal back too.
-    let mut terminal = ratatui::try_init().context("the terminal cannot be set up")?;
+    let mut terminal = Terminal::open().context("the terminal cannot be set up")?;
     let outcome = screen.show(&mut terminal, args);
-    // Shows the cursor again.
     drop(terminal);
-    ratatui::restore();
     signals::end();
     outcome
 }
@@ -71,21 +63,20 @@ impl Screen {
         screen
     }
 
-    fn show(&mut self, terminal: &mut DefaultTerminal, args: &TopArgs) -> anyhow::Result<()> {
+    fn show(&mut self, terminal: &mut Terminal, args: &TopArgs) -> anyhow::Result<()> {
         let mut next = Instant::now() + args.interval;
-        let mut is_drawn = false;
+        // The size that was drawn for, unless something has changed since.
+        let mut drawn = None;
         while !signals::is_received() {
-            if !is_drawn {
-                terminal.draw(|frame| self.draw(frame))?;
-                is_drawn = true;
+            let (width, height) = terminal.size();
+            if drawn != Some((width, height)) {
+                terminal.draw(&self.lines(width, height), width)?;
+                drawn = Some((width, height));
             }
             let left = next.saturating_duration_since(Instant::now());
-            if event::poll(left.min(signals::MAX_WAIT))? {
-                is_drawn = false;
-                let event = event::read()?;
-                if let Event::Key(key) = event
-                    && self.on_key(key) == Step::Quit
-                {
+            if let Some(key) = terminal.key(left.min(signals::MAX_WAIT))? {
+                drawn = None;
+                if self.on_key(key) == Step::Quit {
                     return Ok(());
                 }
             }
@@ -93,7 +84,7 @@ impl Screen {
                 next = Instant::now() + args.interval;
                 if !self.paused {
                     self.update(read(args.pid)?);
-                    is_drawn = false;
+                    drawn = None;
                 }
             }
         }
@@ -113,29 +104,23 @@ impl Screen {
         }
     }
 
-    fn on_key(&mut self, key: KeyEvent) -> Step {
-        if key.kind == KeyEventKind::Release {
-            return Step::Stay;
-        }
-        match key.code {
-            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => {
-                return Step::Quit;
-            }
-            KeyCode::Char('q') => return Step::Quit,
+    fn on_key(&mut self, key: Key) -> Step {
+        match key {
+            Key::Char('q') | Key::Interrupt => return Step::Quit,
             // What the list hides stays as it is.
             _ if self.shows_columns => self.shows_columns = false,
-            KeyCode::Char('?' | 'h') => self.shows_columns = true,
-            KeyCode::Esc if self.opened.is_none() => return Step::Quit,
-            KeyCode::Esc | KeyCode::Backspace | KeyCode::Left => self.opened = None,
-            KeyCode::Enter | KeyCode::Right => (self.opened, self.scroll) = (self.selected, 0),
-            KeyCode::Down | KeyCode::Char('j') => self.step(1),
-            KeyCode::Up | KeyCode::Char('k') => self.step(-1),
-            KeyCode::PageDown => self.step(10),
-            KeyCode::PageUp => self.step(-10),
-            KeyCode::Char(' ' | 'p') => self.paused = !self.paused,
-            KeyCode::Char('s' | '>') => self.sort_by_neighbour(1),
-            KeyCode::Char('S' | '<') => self.sort_by_neighbour(-1),
-            _ => {}
+            Key::Char('?' | 'h') => self.shows_columns = true,
+            Key::Escape if self.opened.is_none() => return Step::Quit,
+            Key::Escape | Key::Backspace | Key::Left => self.opened = None,
+            Key::Enter | Key::Right => (self.opened, self.scroll) = (self.selected, 0),
+            Key::Down | Key::Char('j') => self.step(1),
+            Key::Up | Key::Char('k') => self.step(-1),
+            Key::PageDown => self.step(10),
+            Key::PageUp => self.step(-10),
+            Key::Char(' ' | 'p') => self.paused = !self.paused,
+            Key::Char('s' | '>') => self.sort_by_neighbour(1),
+            Key::Char('S' | '<') => self.sort_by_neighbour(-1),
+            Key::Char(_) | Key::Other => {}
         }
         Step::Stay
     }
@@ -163,26 +148,27 @@ impl Screen {
         self.sort();
     }
 
-    fn draw(&mut self, frame: &mut Frame<'_>) {
-        let [head, body, foot] =
-            Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(1)])
-                .areas(frame.area());
-        frame.render_widget(self.head(), head);
-        let lines = match self.opened {
-            _ if self.shows_columns => column_lines(body.width.into()),
-            Some(pid) => self.process_lines(pid, body.height.into(), body.width.into()),
-            None => self.table_lines(body.height.into(), body.width.into()),
+    /// The screen: a head, what was asked for, and at the bottom the keys.
+    fn lines(&mut self, width: usize, height: usize) -> Vec<Line> {
+        let body = height.saturating_sub(2);
+        let mut lines = match self.opened {
+            _ if self.shows_columns => column_lines(width),
+            Some(pid) => self.process_lines(pid, body, width),
+            None => self.table_lines(body, width),
         };
-        frame.render_widget(Paragraph::new(lines), body);
+        lines.resize_with(body, Line::default);
+        lines.insert(0, self.head());
         let keys = match self.opened {
             _ if self.shows_columns => "q quit  any other key: back",
             Some(_) => "q quit  Esc back  ↑↓ scroll  p pause  ? columns",
             None => "q quit  Enter open  ↑↓ select  s S sort  p pause  ? columns",
         };
-        frame.render_widget(Line::from(keys).dim(), foot);
+        lines.push(Line::new(Style::Dim, keys));
+        lines.truncate(height);
+        lines
     }
 
-    fn head(&self) -> Line<'static> {
+    fn head(&self) -> Line {
         use clap::ValueEnum;
         let sort = self.sort.to_possible_value().map(|value| value.get_name().to_owned());
         let state = if self.paused { "  paused" } else { "" };
@@ -192,10 +178,10 @@ impl Screen {
             if self.rows.len() == 1 { "process" } else { "processes" },
             sort.unwrap_or_default(),
         );
-        Line::from(text).bold()
+        Line::new(Style::Bold, text)
     }
 
-    fn table_lines(&self, height: usize, width: usize) -> Vec<Line<'static>> {
+    fn table_lines(&self, height: usize, width: usize) -> Vec<Line> {
         if self.rows.is_empty() {
             return vec![Line::from(no_process(None))];
         }
@@ -205,27 +191,23 @@ impl Screen {
         let first = (selected + 1).saturating_sub(visible);
         let head = std::iter::once(self.heading(&columns));
         let rows = self.rows.iter().enumerate().skip(first).take(visible).map(|(at, row)| {
-            let line = Line::from(format!("{:<width$}", columns::line(&columns, row)));
-            if at == selected {
-                line.style(Style::new().add_modifier(Modifier::REVERSED))
-            } else {
-                line
-            }
+            let style = if at == selected { Style::Reversed } else { Style::Plain };
+            Line::new(style, format!("{:<width$}", columns::line(&columns, row)))
         });
         head.chain(rows).collect()
     }
 
     /// The titles, with the one that is sorted by underlined.
-    fn heading(&self, columns: &[&Column]) -> Line<'static> {
-        let spans = columns.iter().flat_map(|column| {
-            let title = Span::from(column.fit(column.title)).bold();
-            let title = if column.key == self.sort { title.underlined() } else { title };
-            [title, Span::from(" ")]
+    fn heading(&self, columns: &[&Column]) -> Line {
+        let titles = columns.iter().flat_map(|column| {
+            let is_key = column.key == self.sort;
+            let style = if is_key { Style::BoldUnderlined } else { Style::Bold };
+            [(style, column.fit(column.title)), (Style::Plain, " ".into())]
         });
-        spans.collect()
+        Line(titles.collect())
     }
 
-    fn process_lines(&mut self, pid: u32, height: usize, width: usize) -> Vec<Line<'static>> {
+    fn process_lines(&mut self, pid: u32, height: usize, width: usize) -> Vec<Line> {
         let (Some(row), Some(process)) =
             (self.rows.iter().find(|row| row.pid == pid), self.now.process(pid))
         else {
@@ -233,7 +215,7 @@ impl Screen {
         };
         let columns = columns::fitting(width);
         let mut lines = vec![
-            Line::from(columns::heading(&columns)).bold(),
+            Line::new(Style::Bold, columns::heading(&columns)),
             Line::from(columns::line(&columns, row)),
         ];
         let before = self.before.as_ref();
@@ -241,9 +223,9 @@ impl Screen {
         let earlier = before.and_then(|before| before.process(pid));
         for section in details::sections(earlier, process, seconds) {
             lines.push(Line::default());
-            lines.push(Line::from(section.title).bold().cyan());
+            lines.push(Line::new(Style::Bold, section.title));
             let mut text = section.lines().into_iter();
-            lines.extend(text.next().map(|head| Line::from(head).dim()));
+            lines.extend(text.next().map(|head| Line::new(Style::Dim, head)));
             lines.extend(text.map(Line::from));
         }
         self.scroll = self.scroll.min(lines.len().saturating_sub(height));
@@ -252,7 +234,7 @@ impl Screen {
 }
 
 /// What the columns mean, in lines of a width.
-fn column_lines(width: usize) -> Vec<Line<'static>> {
+fn column_lines(width: usize) -> Vec<Line> {
     const INDENT: usize = 10;
     let mut lines = Vec::new();
     for (title, meaning) in columns::meanings() {

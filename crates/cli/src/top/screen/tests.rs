@@ -1,8 +1,6 @@
 use std::time::{Duration, Instant};
 
 use memferry_sys::stats::reader::{BlockView, FieldShape, FieldView, ProcessView};
-use ratatui::Terminal;
-use ratatui::backend::TestBackend;
 
 use super::*;
 
@@ -52,16 +50,11 @@ fn screen(scale: u64) -> Screen {
     screen
 }
 
-fn drawn(screen: &mut Screen, width: u16, height: u16) -> Vec<String> {
-    let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-    terminal.draw(|frame| screen.draw(frame)).unwrap();
-    let buffer = terminal.backend().buffer().clone();
-    let line = |y| (0..width).map(|x| buffer[(x, y)].symbol().to_owned()).collect::<String>();
-    (0..height).map(line).collect()
-}
-
-fn press(screen: &mut Screen, code: KeyCode) -> Step {
-    screen.on_key(KeyEvent::new(code, KeyModifiers::NONE))
+fn drawn(screen: &mut Screen, width: usize, height: usize) -> Vec<String> {
+    let lines = screen.lines(width, height);
+    assert_eq!(lines.len(), height);
+    let text = |line: Line| line.0.iter().flat_map(|(_, text)| text.chars()).take(width).collect();
+    lines.into_iter().map(text).collect()
 }
 
 #[test]
@@ -77,14 +70,14 @@ fn the_selection_stays_in_view_in_any_size() {
     for (width, height) in [(200, 50), (80, 24), (40, 10), (20, 4), (1, 1), (3, 2)] {
         let mut screen = screen(1);
         for _ in 0..25 {
-            press(&mut screen, KeyCode::Down);
+            screen.on_key(Key::Down);
             let _ = drawn(&mut screen, width, height);
         }
         let lines = drawn(&mut screen, width, height);
         if width >= 40 {
             assert!(lines.iter().any(|line| line.contains("program-1 ")), "{width}x{height}");
         }
-        press(&mut screen, KeyCode::Enter);
+        screen.on_key(Key::Enter);
         let _ = drawn(&mut screen, width, height);
     }
 }
@@ -92,35 +85,35 @@ fn the_selection_stays_in_view_in_any_size() {
 #[test]
 fn a_process_opens_scrolls_and_closes() {
     let mut screen = screen(1);
-    press(&mut screen, KeyCode::Enter);
+    screen.on_key(Key::Enter);
     let lines = drawn(&mut screen, 100, 20);
     assert!(lines.iter().any(|line| line.starts_with("channels")));
     assert!(!lines.iter().any(|line| line.contains("cpu 29")));
     for _ in 0..10 {
-        press(&mut screen, KeyCode::PageDown);
+        screen.on_key(Key::PageDown);
     }
     let lines = drawn(&mut screen, 100, 20);
     assert!(lines.iter().any(|line| line.contains("cpu 29")));
-    assert_eq!(press(&mut screen, KeyCode::Esc), Step::Stay);
+    assert_eq!(screen.on_key(Key::Escape), Step::Stay);
     assert!(screen.opened.is_none());
-    assert_eq!(press(&mut screen, KeyCode::Esc), Step::Quit);
+    assert_eq!(screen.on_key(Key::Escape), Step::Quit);
 }
 
 #[test]
 fn the_order_changes_by_a_key() {
     let mut screen = screen(1);
     while screen.sort != SortKey::Pid {
-        press(&mut screen, KeyCode::Char('S'));
+        screen.on_key(Key::Char('S'));
     }
     assert_eq!(screen.rows[0].pid, 1);
-    press(&mut screen, KeyCode::Char('S'));
+    screen.on_key(Key::Char('S'));
     assert_eq!(screen.sort, SortKey::Fallbacks);
 }
 
 #[test]
 fn a_process_that_ends_while_it_is_open_is_said_to_be_gone() {
     let mut screen = screen(1);
-    press(&mut screen, KeyCode::Enter);
+    screen.on_key(Key::Enter);
     screen.update(Sample { at: Instant::now(), unix_seconds: 0.0, processes: Vec::new() });
     assert!(drawn(&mut screen, 100, 5)[1].contains("has no counters"));
 }
@@ -130,8 +123,7 @@ fn every_column_is_explained_in_the_width_of_the_terminal() {
     let mut screen = screen(1000);
     let table = drawn(&mut screen, 80, 30);
     assert!(table.last().unwrap().contains("? columns"));
-    let ask = KeyEvent::new(KeyCode::Char('?'), KeyModifiers::NONE);
-    assert_eq!(screen.on_key(ask), Step::Stay);
+    assert_eq!(screen.on_key(Key::Char('?')), Step::Stay);
     for (width, height) in [(40, 40), (80, 24), (120, 24)] {
         let shown = drawn(&mut screen, width, height).join(" ");
         let words: Vec<_> = shown.split_whitespace().collect();
@@ -141,7 +133,6 @@ fn every_column_is_explained_in_the_width_of_the_terminal() {
             assert!(shown.contains(&line), "`{line}` is cut at a width of {width}");
         }
     }
-    let back = KeyEvent::new(KeyCode::Esc, KeyModifiers::NONE);
-    assert_eq!(screen.on_key(back), Step::Stay);
+    assert_eq!(screen.on_key(Key::Escape), Step::Stay);
     assert_eq!(drawn(&mut screen, 80, 30), table);
 }
