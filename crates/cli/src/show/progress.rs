@@ -1,27 +1,55 @@
 //! One progress bar on standard error. It is hidden if standard error is not a terminal, so benches
 //! report their steps unconditionally.
 
+use std::io::{IsTerminal, Write};
 use std::sync::Mutex;
+use std::time::Instant;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use memferry_bench::Progress;
 
 use super::print_error;
 
-const TEMPLATE: &str = "{prefix:.bold} {wide_bar:.cyan/blue} {pos}/{len} {elapsed} {msg}";
+/// The length of the bar.
+const CELLS: usize = 40;
 
 /// The progress of a run. The benches of a suite use it one after the other.
 #[derive(Debug)]
 pub(crate) struct TerminalProgress {
     visible: bool,
     part: Mutex<String>,
-    bar: Mutex<Option<ProgressBar>>,
+    bar: Mutex<Option<Bar>>,
+}
+
+#[derive(Debug)]
+struct Bar {
+    label: String,
+    done: u64,
+    total: u64,
+    start: Instant,
+}
+
+impl Bar {
+    fn line(&self, message: &str) -> String {
+        let full = (self.done * CELLS as u64 / self.total.max(1)).min(CELLS as u64) as usize;
+        let (full, rest) = ("━".repeat(full), "─".repeat(CELLS - full));
+        let seconds = self.start.elapsed().as_secs();
+        format!("{} {full}{rest} {}/{} {seconds} s {message}", self.label, self.done, self.total)
+    }
 }
 
 impl TerminalProgress {
     /// A progress bar that is shown if `visible` is set and standard error is a terminal.
     pub(crate) fn new(visible: bool) -> Self {
+        let visible = visible && std::io::stderr().is_terminal();
         Self { visible, part: Mutex::default(), bar: Mutex::default() }
+    }
+
+    /// Writes over the line of before, which the terminal cuts at its edge. No thread does so steadily: it would
+    /// disturb the copies that are measured.
+    fn draw(&self, line: &str) {
+        if self.visible {
+            let _ = write!(std::io::stderr().lock(), "\r\x1b[K\x1b[?7l{line}\x1b[?7h");
+        }
     }
 }
 
@@ -31,31 +59,27 @@ impl Progress for TerminalProgress {
     }
 
     fn start(&self, total_steps: u64, label: &str) {
-        let bar = if self.visible { ProgressBar::new(total_steps) } else { ProgressBar::hidden() };
-        let style = ProgressStyle::with_template(TEMPLATE).expect("the template is well formed");
-        bar.set_style(style.progress_chars("━╸─"));
-        bar.set_prefix(format!("{}{label}", lock(&self.part)));
-        // No steady tick: its thread would disturb the copies that are measured.
-        bar.tick();
-        if let Some(old) = lock(&self.bar).replace(bar) {
-            old.finish_and_clear();
-        }
+        let label = format!("{}{label}", lock(&self.part));
+        let bar = Bar { label, done: 0, total: total_steps, start: Instant::now() };
+        self.draw(&bar.line(""));
+        *lock(&self.bar) = Some(bar);
     }
 
     fn step(&self, message: &str) {
-        if let Some(bar) = &*lock(&self.bar) {
-            bar.set_message(message.to_owned());
-            bar.inc(1);
+        if let Some(bar) = &mut *lock(&self.bar) {
+            bar.done += 1;
+            self.draw(&bar.line(message));
         }
     }
 
     fn finish(&self) {
-        if let Some(bar) = lock(&self.bar).take() {
-            bar.finish_and_clear();
+        if lock(&self.bar).take().is_some() {
+            self.draw("");
         }
     }
 
     fn report(&self, line: &str) {
+        self.draw("");
         print_error(line);
     }
 }
@@ -78,5 +102,18 @@ mod tests {
         progress.start(1, "again");
         progress.finish();
         progress.finish();
+    }
+
+    #[test]
+    fn the_bar_is_full_at_the_last_step_and_never_longer() {
+        let mut bar = Bar { label: "copy".into(), done: 1, total: 2, start: Instant::now() };
+        let cells = |bar: &Bar| bar.line("").chars().filter(|&cell| cell == '━').count();
+        assert_eq!(cells(&bar), CELLS / 2);
+        for done in [2, 3] {
+            bar.done = done;
+            assert_eq!(cells(&bar), CELLS);
+        }
+        bar.total = 0;
+        assert!(bar.line("4 KiB").starts_with("copy ━") && bar.line("4 KiB").ends_with(" 4 KiB"));
     }
 }
