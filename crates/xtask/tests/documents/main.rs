@@ -160,6 +160,35 @@ fn every_published_crate_has_a_readme_and_both_licences() {
 }
 
 #[test]
+fn every_dependency_has_a_reason_in_contributing() {
+    let repository = Repository::read();
+    let is_manifest = |path: &&String| path.ends_with("Cargo.toml");
+    let manifests = repository.files().iter().filter(is_manifest);
+    let used: BTreeSet<_> =
+        manifests.flat_map(|path| dependencies_of(&repository.text(path))).collect();
+    let text = repository.text("CONTRIBUTING.md");
+    let (_, section) = text.split_once("\n## Dependencies\n").expect("a section of dependencies");
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let rows = section.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |"));
+    let listed: BTreeSet<_> = rows.map(|(name, _)| name.to_owned()).collect();
+    let findings = used.symmetric_difference(&listed).map(|name| {
+        let place = if used.contains(name) { "CONTRIBUTING.md" } else { "manifest" };
+        format!("no {place} has the dependency {name}")
+    });
+    expect_none(&findings.collect());
+}
+
+/// The names of the dependencies of a manifest, without the crates of this repository.
+fn dependencies_of(manifest: &str) -> Vec<String> {
+    let sections = manifest.split("\n[").filter_map(|section| section.split_once("]\n"));
+    let of_dependencies = sections.filter(|(title, _)| title.ends_with("dependencies"));
+    let lines = of_dependencies.flat_map(|(_, lines)| lines.lines());
+    let names = lines.filter_map(|line| line.split_once(['.', ' ']).map(|(name, _)| name));
+    let is_other = |name: &&str| !name.starts_with('#') && !name.starts_with("memferry");
+    names.filter(is_other).map(str::to_owned).collect()
+}
+
+#[test]
 fn every_exception_is_still_needed() {
     let repository = Repository::read();
     let text: String = Document::all(&repository).iter().map(Document::text).collect();
