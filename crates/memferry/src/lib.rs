@@ -1,5 +1,4 @@
-//! Memferry moves memory inside a process and between the processes of one machine. It does three
-//! jobs.
+//! Memferry moves memory inside a process and between the processes of one machine.
 //!
 //! | job | entry point | what it does |
 //! |---|---|---|
@@ -7,12 +6,13 @@
 //! | messages | [`message::Endpoint`], [`message::Job`], [`message::Link`] | single-copy messages between processes |
 //! | collective operations | [`message::Job`] | barrier, broadcast, reduce, gather and all-to-all of processes |
 //! | windows | [`message::Window`], [`message::RemoteWindow`] | one-sided put and get to exposed memory |
+//! | loading | module `load`, with the feature `load` | files, safetensors in particular, to memory and GPUs |
 //!
 //! # Copies
 //!
 //! The caller starts a copy, computes, checks for completion, and uses the first elements while the
-//! last ones are in flight. Spare processor cores, the copy engines of GPUs, Intel's I/OAT or a
-//! network card in loopback mode copy.
+//! last ones are in flight. Spare processor cores, the copy engines of GPUs, Intel's DSA and I/OAT, and
+//! network cards in loopback mode copy. The last three are tested with models and emulators only.
 //!
 //! ```
 //! use memferry::Ferry;
