@@ -4,7 +4,9 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Once;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::descriptor_cell::DescriptorCell;
 
 /// The number of this process among its ancestors: 0 before the handler is installed, 1 in the process
 /// that installs it, and one more in each child.
@@ -14,13 +16,11 @@ const NO_HANDLER: u64 = 0;
 extern "C" fn child_handler() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
     crate::stats::after_fork();
-    for slot in &CLOSE_ON_FORK {
-        let descriptor = slot.swap(FREE, Ordering::AcqRel);
-        if descriptor != FREE {
-            // SAFETY: the slot contains a descriptor that was open in the parent at the fork. No
-            // value of the child owns this copy: its owner closes it in the parent only.
-            unsafe { libc::close(descriptor) };
-        }
+    for descriptor in CLOSE_ON_FORK.iter().filter_map(DescriptorCell::take) {
+        // SAFETY: the number refers to the file that was stored in the parent. No value of the child
+        // owns this copy: its owner closes it in the parent only. `close` would be a place where a
+        // thread is cancelled.
+        unsafe { libc::syscall(libc::SYS_close, descriptor) };
     }
 }
 
@@ -69,15 +69,15 @@ impl OwnerProcess {
 
 /// Maximum number of close-on-fork descriptors of a process.
 pub const MAX_CLOSE_ON_FORK: usize = 256;
-const FREE: i32 = -1;
-static CLOSE_ON_FORK: [AtomicI32; MAX_CLOSE_ON_FORK] =
-    [const { AtomicI32::new(FREE) }; MAX_CLOSE_ON_FORK];
+static CLOSE_ON_FORK: [DescriptorCell; MAX_CLOSE_ON_FORK] =
+    [const { DescriptorCell::empty() }; MAX_CLOSE_ON_FORK];
 
 /// A descriptor that forked children close. An inherited copy would keep the kernel object alive
-/// after the parent has closed its own.
+/// after the parent has closed its own. A file that the program has put at its number stays open.
 #[derive(Debug)]
 pub struct CloseOnFork {
     descriptor: ManuallyDrop<OwnedFd>,
+    slot: &'static DescriptorCell,
     owner: OwnerProcess,
 }
 
@@ -89,13 +89,9 @@ impl CloseOnFork {
     pub fn new(descriptor: OwnedFd) -> io::Result<Self> {
         let owner = OwnerProcess::current();
         let number = descriptor.as_raw_fd();
-        let claim = |slot: &AtomicI32| {
-            slot.compare_exchange(FREE, number, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        };
-        if !CLOSE_ON_FORK.iter().any(claim) {
-            return Err(io::Error::from_raw_os_error(libc::EMFILE));
-        }
-        Ok(Self { descriptor: ManuallyDrop::new(descriptor), owner })
+        let slot = CLOSE_ON_FORK.iter().find(|slot| slot.set(number));
+        let slot = slot.ok_or_else(|| io::Error::from_raw_os_error(libc::EMFILE))?;
+        Ok(Self { descriptor: ManuallyDrop::new(descriptor), slot, owner })
     }
 
     /// Whether this process created the value. In a child the number may refer to another file.
@@ -113,11 +109,8 @@ impl AsFd for CloseOnFork {
 
 impl Drop for CloseOnFork {
     fn drop(&mut self) {
-        if self.is_owner_process() {
-            let own = self.descriptor.as_raw_fd();
-            for slot in &CLOSE_ON_FORK {
-                let _ = slot.compare_exchange(own, FREE, Ordering::AcqRel, Ordering::Relaxed);
-            }
+        // In a child the slot may be that of another descriptor.
+        if self.is_owner_process() && self.slot.take().is_some() {
             // SAFETY: dropped once, here, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.descriptor) };
         }
@@ -147,24 +140,42 @@ mod tests {
         assert!(owner.is_current());
     }
 
-    #[test]
-    fn a_descriptor_of_the_parent_is_closed_in_a_child() {
-        let event = EventFd::new().unwrap();
-        let descriptor = CloseOnFork::new(event.as_fd().try_clone_to_owned().unwrap()).unwrap();
-        let number = descriptor.as_fd().as_raw_fd();
+    /// Whether a number is open in a forked child, which is not the owner of the descriptor.
+    fn is_open_in_a_child(number: i32, descriptor: &CloseOnFork) -> bool {
         // SAFETY: the child reads descriptor flags and exits without using the heap.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: as above.
             unsafe {
-                let closed = libc::fcntl(number, libc::F_GETFD) == -1;
-                libc::_exit(i32::from(!closed || descriptor.is_owner_process()));
+                let is_open = libc::fcntl(number, libc::F_GETFD) != -1;
+                libc::_exit(i32::from(is_open) + 2 * i32::from(descriptor.is_owner_process()));
             }
         }
         let mut status = 0;
         // SAFETY: waits for the child created above.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(status, 0, "the descriptor was open in the child");
         assert!(descriptor.is_owner_process());
+        let code = libc::WEXITSTATUS(status);
+        assert!(libc::WIFEXITED(status) && code < 2, "{status}");
+        code == 1
+    }
+
+    #[test]
+    fn a_descriptor_of_the_parent_is_closed_in_a_child() {
+        let event = EventFd::new().unwrap();
+        let descriptor = CloseOnFork::new(event.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        assert!(!is_open_in_a_child(descriptor.as_fd().as_raw_fd(), &descriptor));
+    }
+
+    #[test]
+    fn a_file_that_the_program_puts_at_the_number_stays_open() {
+        let descriptor = CloseOnFork::new(tempfile::tempfile().unwrap().into()).unwrap();
+        let (number, file) = (descriptor.as_fd().as_raw_fd(), tempfile::tempfile().unwrap());
+        // SAFETY: the number belongs to this test, and refers to an open file again afterwards.
+        unsafe { libc::dup2(file.as_raw_fd(), number) };
+        assert!(is_open_in_a_child(number, &descriptor));
+        drop(descriptor);
+        // SAFETY: the copy of the file is this test's, and is closed once.
+        assert_eq!(unsafe { libc::close(number) }, 0);
     }
 }

@@ -15,6 +15,7 @@ pub mod crc;
 pub mod cross_memory;
 #[cfg(not(loom))]
 pub mod cuda;
+pub mod descriptor_cell;
 pub mod device;
 pub mod dir_lock;
 pub mod epoll;
