@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -10,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -245,6 +247,81 @@ static void check_return(void)
         fail("the memory that is still held", held_bytes());
 }
 
+/* A child has a snapshot, and the file that the program has put at a number. */
+static void check_child(uint8_t *block, const uint8_t *untouched, size_t bytes, int number, int file)
+{
+    fill(block, bytes, 7);
+    pid_t child = fork();
+    if (child == 0) {
+        struct stat wanted, found;
+        expect(block, bytes, 7, "the snapshot of a child");
+        if (untouched[bytes - 1] != 0)
+            fail("untouched memory of a child", 0);
+        if (number >= 0 && (fstat(file, &wanted) || fstat(number, &found) || found.st_ino != wanted.st_ino))
+            fail("a file of the program in a child", (size_t)number);
+        fill(block, bytes, 9);
+        free(block);
+        exercise((void *)3);
+        _exit(0);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    if (status != 0)
+        fail("the status of a child", (size_t)status);
+    expect(block, bytes, 7, "the memory of a parent");
+}
+
+/* The program uses the number of the heap's descriptor for itself, or closes it. */
+static void check_descriptor(void)
+{
+    enum { BYTES = 1 << 20 };
+    uintptr_t base;
+    size_t bytes;
+    uint8_t *block = malloc(BYTES), *untouched = calloc(1, BYTES);
+    int number = shared_heap(&base, &bytes), file = open("/proc/self/exe", O_RDONLY);
+    /* Scripts lock with this one. */
+    if (fcntl(200, F_GETFD) != -1)
+        fail("a number that is taken", 200);
+    check_child(block, untouched, BYTES, dup2(file, 200), file);
+    check_child(block, untouched, BYTES, dup2(file, number), file);
+    if (shared_heap(&base, &bytes) != -1)
+        fail("a descriptor that is not the heap's", (size_t)number);
+    if (fcntl(number, F_GETFD) == -1 || fcntl(200, F_GETFD) == -1)
+        fail("a file of the program", (size_t)number);
+    close(number);
+    check_child(block, untouched, BYTES, -1, file);
+    free(block), free(untouched);
+    exercise((void *)7);
+}
+
+/* A fork copies blocks in which the program has forbidden access to a page. */
+static void check_guard(void)
+{
+    enum { BYTES = 1 << 20, GUARD = 5 * 4096 };
+    uintptr_t base;
+    size_t bytes;
+    uint8_t *block = aligned_alloc(4096, BYTES);
+    fill(block, BYTES, 7);
+    for (int turn = 0; turn < 2; turn++) {
+        if (mprotect(block + GUARD, 4096, PROT_NONE) != 0)
+            fail("mprotect", (size_t)errno);
+        pid_t child = fork();
+        if (child == 0) {
+            expect(block, GUARD, 7, "memory in front of a guard");
+            expect(block + GUARD + 4096, BYTES - GUARD - 4096, 7 + GUARD / 4096 + 1, "memory behind a guard");
+            _exit(0);
+        }
+        int status = -1;
+        waitpid(child, &status, 0);
+        if (status != 0)
+            fail("the status of a child", (size_t)status);
+        mprotect(block + GUARD, 4096, PROT_READ | PROT_WRITE);
+        expect(block, BYTES, 7, "a block with a guard");
+        /* Once more without the descriptor. */
+        close(shared_heap(&base, &bytes));
+    }
+}
+
 int main(int count, char **words)
 {
     shared_heap = (int (*)(uintptr_t *, size_t *))dlsym(RTLD_DEFAULT, "memferry_shared_heap");
@@ -259,6 +336,10 @@ int main(int count, char **words)
         check_busy_fork();
     else if (strcmp(part, "return") == 0)
         check_return();
+    else if (strcmp(part, "descriptor") == 0)
+        check_descriptor();
+    else if (strcmp(part, "guard") == 0)
+        check_guard();
     else {
         uint8_t *large = malloc(LARGE);
         puts(is_shared(large) ? "shared" : "ordinary");

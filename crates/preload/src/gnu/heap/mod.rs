@@ -13,7 +13,9 @@ mod lock;
 
 use std::ffi::c_int;
 use std::ptr;
-use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use memferry_sys::descriptor_cell::DescriptorCell;
 
 use self::extents::{Extents, GRANULE, table_bytes};
 use self::lock::Lock;
@@ -41,8 +43,10 @@ static BASE: AtomicUsize = AtomicUsize::new(0);
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 /// The size from which allocations lie in it.
 static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
-/// The memfd, or -1: there is no heap, or it is the private copy of a child.
-static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
+/// Whether it is the memfd's memory. If not, there is no heap, or it is the private copy of a child.
+static IS_SHARED: AtomicBool = AtomicBool::new(false);
+/// The memfd, unless the program has closed its number or uses that for another file.
+static FILE: DescriptorCell = DescriptorCell::empty();
 static EXTENTS: Lock<Extents> = Lock::new(Extents::empty());
 
 /// Creates the heap. What does not work is reported, and the program runs without it.
@@ -102,7 +106,8 @@ fn create(bytes: usize) -> Result<(), &'static str> {
     let base = map_shared(descriptor, bytes).ok_or("it cannot be mapped")?;
     // SAFETY: the table is fresh, zeroed memory of the right size, which stays.
     *EXTENTS.lock() = unsafe { Extents::new(table as *mut u8, bytes) };
-    DESCRIPTOR.store(descriptor, Ordering::Relaxed);
+    FILE.set(descriptor);
+    IS_SHARED.store(true, Ordering::Relaxed);
     BASE.store(base, Ordering::Relaxed);
     BYTES.store(bytes, Ordering::Release);
     Ok(())
@@ -121,9 +126,7 @@ fn memory_file(bytes: usize) -> Option<c_int> {
         if descriptor < 0 {
             return None;
         }
-        // Out of the way of programs that expect the lowest numbers, as shells do.
-        let high = libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 200);
-        if high >= 0 {
+        if let Some(high) = duplicate_high(descriptor) {
             libc::close(descriptor);
             descriptor = high;
         }
@@ -137,6 +140,20 @@ fn memory_file(bytes: usize) -> Option<c_int> {
         }
         Some(descriptor)
     }
+}
+
+/// Duplicates a descriptor to a number that programs hardly choose: they expect the lowest ones, and
+/// scripts pick hundreds for their locks. Numbers above 1023 would make each fork copy a larger table.
+fn duplicate_high(descriptor: c_int) -> Option<c_int> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is valid for writes.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
+    let end = limit.rlim_cur.min(1024) as c_int;
+    (end.saturating_sub(64).max(3)..end).rev().find_map(|number| {
+        // SAFETY: creates a descriptor, which is the caller's.
+        let found = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, number) };
+        (found >= 0).then_some(found)
+    })
 }
 
 /// Maps the memfd. Children do not have the mapping: they would share what they write.
@@ -176,9 +193,9 @@ fn map_private(bytes: usize) -> Option<usize> {
 /// Gives the pages of a range back to the system. Afterwards they are zero.
 fn discard(offset: usize, bytes: usize) -> bool {
     let address = BASE.load(Ordering::Relaxed) + offset;
-    let advice = match DESCRIPTOR.load(Ordering::Relaxed) {
-        -1 => libc::MADV_DONTNEED,
-        _ => libc::MADV_REMOVE,
+    let advice = match IS_SHARED.load(Ordering::Relaxed) {
+        true => libc::MADV_REMOVE,
+        false => libc::MADV_DONTNEED,
     };
     // SAFETY: the range is a part of the heap that no allocation has.
     unsafe { system::call(libc::SYS_madvise, [address, bytes, advice as usize, 0, 0, 0]) == 0 }
@@ -219,7 +236,7 @@ fn wrong_pointer() -> ! {
 }
 
 /// Tells libraries in this process, such as Memferry's provider for libfabric, where the heap is. Returns
-/// its memfd, which stays the heap's, or -1 if there is none.
+/// its memfd, which stays the heap's, or -1 if there is none or the program has closed it.
 ///
 /// # Safety
 /// Both pointers must be valid for writes.
@@ -231,5 +248,5 @@ unsafe extern "C" fn memferry_shared_heap(base: *mut usize, bytes: *mut usize) -
         *base = BASE.load(Ordering::Relaxed);
         *bytes = BYTES.load(Ordering::Relaxed);
     }
-    DESCRIPTOR.load(Ordering::Relaxed)
+    FILE.get().unwrap_or(-1)
 }

@@ -2,7 +2,8 @@
 
 use std::process::Command;
 
-use crate::preload::support::{Programs, succeed, text};
+use crate::support::{Programs, preloaded, succeed, text};
+use memferry_testing::{Requirement, skip};
 
 const ON: (&str, &str) = ("MEMFERRY_SHARED_HEAP", "65536");
 
@@ -38,6 +39,30 @@ fn freed_memory_goes_back_to_the_system() {
 }
 
 #[test]
+fn a_program_may_use_or_close_the_number_of_the_descriptor_of_the_heap() {
+    is_right("descriptor");
+}
+
+#[test]
+fn a_program_with_pages_that_nothing_may_access_can_fork() {
+    is_right("guard");
+}
+
+/// The second shell must not get the lock that the first one holds.
+#[test]
+fn a_lock_of_a_shell_script_has_one_holder() {
+    let folder = tempfile::tempdir().expect("there is a place for temporary files");
+    let script = "exec 200>\"$0\"; flock -n 200 && echo first; \
+                  bash -c 'exec 200>\"$0\"; flock -n 200 && echo second' \"$0\"; true";
+    let mut command = preloaded("bash");
+    command.args(["-c", script]).arg(folder.path().join("lock")).env(ON.0, ON.1);
+    if Command::new("flock").arg("--version").output().is_err() {
+        return skip(Requirement::Programs, "flock is not installed");
+    }
+    assert_eq!(succeed(&mut command), "first\n");
+}
+
+#[test]
 fn everything_together_is_right() {
     let programs = Programs::compile(&["calls"]);
     let mut command = programs.preloaded("calls");
@@ -63,7 +88,7 @@ fn without_room_for_addresses_or_with_a_wrong_value_the_heap_is_ordinary() {
     let programs = Programs::compile(&["heap"]);
     assert_eq!(succeed(&mut heap(&programs, "where")), "shared\n");
     let program = programs.path("heap");
-    let library = crate::preload::support::library();
+    let library = crate::support::library();
     let limited = |limit: &str| {
         let script =
             format!("{limit}; LD_PRELOAD={} exec {}", library.display(), program.display());
