@@ -294,6 +294,36 @@ static void check_descriptor(void)
     exercise((void *)7);
 }
 
+static void check_alignment(void)
+{
+    for (size_t alignment = (size_t)4 << 20; alignment <= (size_t)1 << 30; alignment *= 2) {
+        for (size_t bytes = LARGE; bytes <= (size_t)3 << 20; bytes += (size_t)2 << 20) {
+            void *blocks[3] = {memalign(alignment, bytes), aligned_alloc(alignment, bytes), NULL};
+            if (posix_memalign(&blocks[2], alignment, bytes) != 0)
+                fail("posix_memalign", alignment);
+            for (int way = 0; way < 3; way++) {
+                if ((uintptr_t)blocks[way] % alignment != 0)
+                    fail("an alignment", alignment);
+                fill(blocks[way], bytes, (uint8_t)way);
+            }
+            for (int way = 0; way < 3; way++) {
+                expect(blocks[way], bytes, (uint8_t)way, "an aligned block");
+                free(blocks[way]);
+            }
+        }
+    }
+    /* A whole page more than the heap's own alignment is possible at any place of the heap. */
+    void *aligned = aligned_alloc((size_t)4 << 20, LARGE);
+    if (!is_shared(aligned))
+        fail("the place of an aligned block", 0);
+    free(aligned);
+    errno = 0;
+    volatile size_t odd = 3 * (size_t)LARGE;
+    void *bad = NULL;
+    if (posix_memalign(&bad, odd, LARGE) != EINVAL || (aligned_alloc((size_t)1 << 62, LARGE) != NULL))
+        fail("an alignment that is not possible", odd);
+}
+
 /* A fork copies blocks in which the program has forbidden access to a page. */
 static void check_guard(void)
 {
@@ -338,6 +368,8 @@ int main(int count, char **words)
         check_return();
     else if (strcmp(part, "descriptor") == 0)
         check_descriptor();
+    else if (strcmp(part, "alignment") == 0)
+        check_alignment();
     else if (strcmp(part, "guard") == 0)
         check_guard();
     else {

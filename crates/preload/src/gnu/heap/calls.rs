@@ -165,24 +165,31 @@ extern "C" fn heap_free(address: *mut u8) {
     }
 }
 
-/// `aligned_alloc` and `memalign` of at least the limit.
-extern "C" fn large_memalign(alignment: usize, bytes: usize) -> *mut u8 {
-    let found = if is_ours(bytes) && alignment.is_power_of_two() {
+/// Allocates in the heap, if the size is one for it. What is no alignment is left to the allocator behind.
+fn allocate_aligned(alignment: usize, bytes: usize) -> *mut u8 {
+    if is_ours(bytes) && alignment.is_power_of_two() {
         allocate(bytes, alignment, false)
     } else {
         ptr::null_mut()
-    };
+    }
+}
+
+/// `memalign` of at least the limit.
+extern "C" fn large_memalign(alignment: usize, bytes: usize) -> *mut u8 {
+    let found = allocate_aligned(alignment, bytes);
     if found.is_null() { call!(MEMALIGN as Calloc, alignment, bytes) } else { found }
+}
+
+/// `aligned_alloc` of at least the limit.
+extern "C" fn large_aligned_alloc(alignment: usize, bytes: usize) -> *mut u8 {
+    let found = allocate_aligned(alignment, bytes);
+    if found.is_null() { call!(ALIGNED_ALLOC as Calloc, alignment, bytes) } else { found }
 }
 
 /// `posix_memalign` of at least the limit.
 extern "C" fn large_posix_memalign(place: *mut *mut u8, alignment: usize, bytes: usize) -> c_int {
-    let is_valid = alignment.is_power_of_two() && alignment.is_multiple_of(size_of::<usize>());
-    let found = if is_ours(bytes) && is_valid {
-        allocate(bytes, alignment, false)
-    } else {
-        ptr::null_mut()
-    };
+    let is_valid = alignment.is_multiple_of(size_of::<usize>());
+    let found = if is_valid { allocate_aligned(alignment, bytes) } else { ptr::null_mut() };
     if found.is_null() {
         return call!(POSIX_MEMALIGN as PosixMemalign, place, alignment, bytes);
     }
@@ -225,7 +232,7 @@ mod exports {
     by_size! {
         malloc, "rdi", large_malloc, MALLOC;
         memalign, "rsi", large_memalign, MEMALIGN;
-        aligned_alloc, "rsi", large_memalign, ALIGNED_ALLOC;
+        aligned_alloc, "rsi", large_aligned_alloc, ALIGNED_ALLOC;
         posix_memalign, "rdx", large_posix_memalign, POSIX_MEMALIGN;
     }
 

@@ -40,6 +40,8 @@ pub(super) const fn table_bytes(heap_bytes: usize) -> usize {
 #[derive(Debug)]
 pub(super) struct Extents {
     table: *mut Entry,
+    /// The address of the heap, in granules.
+    first: usize,
     granules: u32,
     bins: [u32; BINS],
     /// Granules of free extents that may have old contents.
@@ -58,29 +60,30 @@ pub(super) struct Allocation {
 impl Extents {
     /// Without a heap: every allocation fails.
     pub(super) const fn empty() -> Self {
-        Self { table: ptr::null_mut(), granules: 0, bins: [NONE; BINS], dirty: 0 }
+        Self { table: ptr::null_mut(), first: 0, granules: 0, bins: [NONE; BINS], dirty: 0 }
     }
 
-    /// All of a heap as one free extent.
+    /// All of a heap, whose address is whole granules, as one free extent.
     ///
     /// # Safety
     /// The table must be zeroed memory of `table_bytes`, and stay.
-    pub(super) unsafe fn new(table: *mut u8, heap_bytes: usize) -> Self {
-        let granules = (heap_bytes / GRANULE) as u32;
-        let mut extents = Self { table: table.cast(), granules, ..Self::empty() };
+    pub(super) unsafe fn new(table: *mut u8, heap: usize, heap_bytes: usize) -> Self {
+        let (first, granules) = (heap / GRANULE, (heap_bytes / GRANULE) as u32);
+        let mut extents = Self { table: table.cast(), first, granules, ..Self::empty() };
         extents.set(0, granules, 0, 0);
         extents.link(0);
         extents
     }
 
-    /// Allocates. The alignment must be a power of two.
+    /// Allocates. The alignment, which is that of the address, must be a power of two.
     pub(super) fn allocate(&mut self, bytes: usize, alignment: usize) -> Option<Allocation> {
         let length = granules_of(bytes)?;
         let extra = (alignment / GRANULE).saturating_sub(1);
         let start = self.find(length.checked_add(u32::try_from(extra).ok()?)?)?;
         self.unlink(start);
-        let step = u32::try_from(alignment / GRANULE).ok()?.max(1);
-        let aligned = start.next_multiple_of(step);
+        let step = (alignment / GRANULE).max(1);
+        let aligned = (self.first + start as usize).next_multiple_of(step) - self.first;
+        let aligned = aligned as u32;
         let Entry { length: whole, dirty, .. } = self.entry(start);
         self.dirty -= dirty;
         // What is cut off keeps as much of the dirt as it may have.
@@ -277,11 +280,13 @@ mod tests {
     use std::collections::BTreeMap;
 
     const HEAP: usize = 64 * GRANULE;
+    /// An address that is aligned for huge pages and for nothing larger.
+    const BASE: usize = 0x7000_0020_0000;
 
     fn extents(memory: &mut Vec<u64>) -> Extents {
         *memory = vec![0; table_bytes(HEAP) / 8];
         // SAFETY: zeroed memory of the right size, which the tests keep.
-        unsafe { Extents::new(memory.as_mut_ptr().cast(), HEAP) }
+        unsafe { Extents::new(memory.as_mut_ptr().cast(), BASE, HEAP) }
     }
 
     #[test]
@@ -319,8 +324,8 @@ mod tests {
         let mut memory = Vec::new();
         let mut extents = extents(&mut memory);
         let first = extents.allocate(GRANULE, 16).unwrap().offset;
-        let aligned = extents.allocate(2 * GRANULE, 8 * GRANULE).unwrap().offset;
-        assert_eq!(aligned % (8 * GRANULE), 0);
+        let aligned = extents.allocate(2 * GRANULE, 32 * GRANULE).unwrap().offset;
+        assert_eq!((BASE + aligned) % (32 * GRANULE), 0);
         assert_ne!(first, aligned);
         assert_eq!(extents.usable(aligned + 16), None);
         assert_eq!(extents.usable(aligned + GRANULE), None);
@@ -328,6 +333,11 @@ mod tests {
         for offset in [first, aligned] {
             extents.free(offset, true);
         }
+        // Twice the alignment of the heap's address: not at its begin.
+        let aligned = extents.allocate(GRANULE, 64 * GRANULE).unwrap().offset;
+        assert_eq!(((BASE + aligned) % (64 * GRANULE), aligned), (0, 32 * GRANULE));
+        assert_eq!(extents.allocate(GRANULE, 1 << 62), None);
+        extents.free(aligned, true);
         assert!(extents.allocate(HEAP, 16).is_some());
     }
 
@@ -368,9 +378,9 @@ mod tests {
                 }
                 (1, _) => {}
                 _ => {
-                    let alignment = 16 << ((random >> 8) % 16);
+                    let alignment = 16 << ((random >> 8) % 19);
                     if let Some(new) = extents.allocate(bytes, alignment) {
-                        assert_eq!(new.offset % alignment, 0);
+                        assert_eq!((BASE + new.offset) % alignment, 0);
                         assert_eq!(model.insert(new.offset, bytes), None);
                     }
                 }

@@ -105,7 +105,7 @@ fn create(bytes: usize) -> Result<(), &'static str> {
     let table = map_private(table_bytes(bytes)).ok_or("no memory for its table")?;
     let base = map_shared(descriptor, bytes).ok_or("it cannot be mapped")?;
     // SAFETY: the table is fresh, zeroed memory of the right size, which stays.
-    *EXTENTS.lock() = unsafe { Extents::new(table as *mut u8, bytes) };
+    *EXTENTS.lock() = unsafe { Extents::new(table as *mut u8, base, bytes) };
     FILE.set(descriptor);
     IS_SHARED.store(true, Ordering::Relaxed);
     BASE.store(base, Ordering::Relaxed);

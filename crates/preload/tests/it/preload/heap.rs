@@ -44,6 +44,11 @@ fn a_program_may_use_or_close_the_number_of_the_descriptor_of_the_heap() {
 }
 
 #[test]
+fn alignments_above_those_of_huge_pages_are_kept() {
+    is_right("alignment");
+}
+
+#[test]
 fn a_program_with_pages_that_nothing_may_access_can_fork() {
     is_right("guard");
 }
