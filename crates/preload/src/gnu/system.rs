@@ -25,6 +25,22 @@ pub(super) unsafe fn call(number: i64, arguments: [usize; 6]) -> isize {
     result
 }
 
+/// The same with the result of the C library's wrappers: -1 and `errno`.
+///
+/// # Safety
+/// As for the system call.
+pub(super) unsafe fn call_as_c(number: i64, arguments: [usize; 6]) -> c_int {
+    // SAFETY: the caller guarantees the call; each thread has its own `errno`.
+    unsafe {
+        let result = call(number, arguments);
+        if result < 0 {
+            *libc::__errno_location() = -result as c_int;
+            return -1;
+        }
+        result as c_int
+    }
+}
+
 /// Closes a descriptor. Unlike the C library's function it is no place where a thread is cancelled.
 pub(super) fn close(descriptor: c_int) {
     // SAFETY: the callers own the descriptor.

@@ -324,6 +324,53 @@ static void check_alignment(void)
         fail("an alignment that is not possible", odd);
 }
 
+static void expect_advised(uint8_t *block, size_t bytes, size_t from, size_t to, const char *what)
+{
+    for (size_t place = 0; place < bytes; place++) {
+        uint8_t wanted = place >= from && place < to ? 0 : (uint8_t)(7 + place / 4096);
+        if (((volatile uint8_t *)block)[place] != wanted)
+            fail(what, place);
+    }
+}
+
+/* Programs rely on the zeros that `MADV_DONTNEED` leaves in private memory. */
+static void check_advice(void)
+{
+    enum { BYTES = 4 << 20, FROM = 3 * 4096, TO = FROM + (2 << 20) };
+    uint8_t *block = aligned_alloc(4096, BYTES);
+    fill(block, BYTES, 7);
+    size_t before = held_bytes();
+    if (madvise(block + FROM, TO - FROM, MADV_DONTNEED) != 0)
+        fail("MADV_DONTNEED", (size_t)errno);
+    if (held_bytes() > before - (1 << 20))
+        fail("the memory that is held after MADV_DONTNEED", held_bytes());
+    expect_advised(block, BYTES, FROM, TO, "memory after MADV_DONTNEED");
+    fill(block, BYTES, 7);
+    if (madvise(block + FROM, TO - FROM, MADV_FREE) != 0)
+        fail("MADV_FREE", (size_t)errno);
+    fill(block + FROM, TO - FROM, 7 + FROM / 4096);
+    expect(block, BYTES, 7, "memory that is written after MADV_FREE");
+    errno = 0;
+    if (madvise(block + 1, 4096, MADV_DONTNEED) != -1 || errno != EINVAL)
+        fail("the error of an address that is no page", (size_t)errno);
+    if (madvise(block, 4096, -7) != -1 || madvise(block, BYTES, MADV_WILLNEED) != 0)
+        fail("other advice", 0);
+    expect(block, BYTES, 7, "memory after other advice");
+    pid_t child = fork();
+    if (child == 0) {
+        if (madvise(block + FROM, TO - FROM, MADV_DONTNEED) != 0)
+            fail("MADV_DONTNEED in a child", (size_t)errno);
+        expect_advised(block, BYTES, FROM, TO, "memory of a child after MADV_DONTNEED");
+        _exit(0);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    if (status != 0)
+        fail("the status of a child", (size_t)status);
+    expect(block, BYTES, 7, "memory after MADV_DONTNEED in a child");
+    free(block);
+}
+
 /* A fork copies blocks in which the program has forbidden access to a page. */
 static void check_guard(void)
 {
@@ -370,6 +417,8 @@ int main(int count, char **words)
         check_descriptor();
     else if (strcmp(part, "alignment") == 0)
         check_alignment();
+    else if (strcmp(part, "advice") == 0)
+        check_advice();
     else if (strcmp(part, "guard") == 0)
         check_guard();
     else {

@@ -3,9 +3,11 @@
 //! a peer that has mapped the memfd finds every allocation.
 //!
 //! `calls` has the functions of the `malloc` family, `extents` says which parts are used, `fork` gives
-//! children a private copy. Memory that is freed goes back to the system, at the latest when there is
+//! children a private copy, `advice` has `madvise`. Memory that is freed goes back to the system, at the latest when there is
 //! more than [`MAX_DIRTY_BYTES`] of it.
 
+#[cfg(not(test))]
+mod advice;
 mod calls;
 mod extents;
 mod fork;

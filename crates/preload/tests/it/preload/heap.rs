@@ -49,6 +49,11 @@ fn alignments_above_those_of_huge_pages_are_kept() {
 }
 
 #[test]
+fn advice_that_pages_are_not_needed_leaves_zeros() {
+    is_right("advice");
+}
+
+#[test]
 fn a_program_with_pages_that_nothing_may_access_can_fork() {
     is_right("guard");
 }
