@@ -9,6 +9,7 @@
 //! `entry` has the functions that programs call, `real` finds those of the C library behind them,
 //! `start` reads the environment. `profile` counts; `copies` and `helpers` share large copies with spare cores, `device`
 //! hands them to a ferry with devices; `heap` has large allocations in memory that peers can map.
+//! `namespaces` ends helpers for calls that need a process with one thread.
 
 #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
 mod gnu {
@@ -24,6 +25,8 @@ mod gnu {
     #[cfg(not(test))]
     mod helpers;
     mod lookup;
+    #[cfg(not(test))]
+    mod namespaces;
     #[cfg(not(test))]
     mod profile;
     mod real;

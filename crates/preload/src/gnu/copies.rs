@@ -56,8 +56,12 @@ pub(super) struct Pool {
     source: AtomicUsize,
     bytes: AtomicUsize,
     chunk_bytes: AtomicUsize,
-    /// 1 for a helper that is there.
+    /// 1 while helpers are to end.
+    pub(super) is_ending: AtomicU32,
+    /// 1 for a helper that is there. The kernel clears it.
     pub(super) running: [AtomicU32; MAX_HELPERS],
+    /// The numbers of the threads that are or were helpers.
+    pub(super) threads: [AtomicU32; MAX_HELPERS],
     /// The memory of the helpers' stacks.
     pub(super) areas: [AtomicUsize; MAX_HELPERS],
 }
@@ -176,6 +180,25 @@ unsafe fn share(kind: u32, target: usize, source: usize, bytes: usize) -> bool {
     }
     restore_signals(signals);
     is_shared
+}
+
+/// Makes a call for which the process must have no helpers. If a thread shares a copy meanwhile, the
+/// process has threads of its own.
+pub(super) fn without_helpers<R>(call: impl FnOnce() -> R) -> R {
+    // SAFETY: null, or the page, which stays.
+    let pool = unsafe { POOL.load(Ordering::Acquire).as_ref() };
+    let Some(pool) = pool.filter(|pool| is_owner(pool)) else { return call() };
+    let signals = block_signals();
+    let is_ours = pool.is_busy.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
+    if is_ours {
+        helpers::end_all(pool);
+    }
+    let result = call();
+    if is_ours {
+        pool.is_busy.store(0, Ordering::Release);
+    }
+    restore_signals(signals);
+    result
 }
 
 fn is_penalised(pool: &Pool, bytes: usize) -> bool {

@@ -1,7 +1,7 @@
 //! Threads that help with large copies. They are made by the `clone` system call itself: the C library's
 //! way allocates and takes locks, which a call of `memcpy` in a signal handler or in an allocator must
 //! not do. They execute nothing but the loops of this library, take no signals, and end when there has
-//! been nothing to do for a second.
+//! been nothing to do for a second, or when the program needs to be without them.
 
 use std::arch::asm;
 use std::ptr;
@@ -19,6 +19,9 @@ const PAGE: usize = 4096;
 const POLL_TICKS: u64 = 100_000;
 /// How long it sleeps before it ends.
 const IDLE_SECONDS: i64 = 1;
+/// How often, and with which pause, a thread that ends is looked for: for about a second.
+const EXIT_CHECKS: usize = 10_000;
+const EXIT_PAUSE_NS: i64 = 100_000;
 
 /// Starts the helpers that are missing. Returns whether there is any.
 pub(super) fn ensure(pool: &Pool, count: usize) -> bool {
@@ -36,6 +39,30 @@ pub(super) fn ensure(pool: &Pool, count: usize) -> bool {
         }
     }
     is_any
+}
+
+/// Ends all helpers, and returns when the kernel counts them no more. The caller must have the pool.
+pub(super) fn end_all(pool: &Pool) {
+    pool.is_ending.store(1, Ordering::SeqCst);
+    pool.bell.fetch_add(1, Ordering::SeqCst);
+    system::wake(&pool.bell, MAX_HELPERS as u32);
+    let mut was_any = false;
+    for (running, thread) in pool.running.iter().zip(&pool.threads) {
+        let thread = thread.swap(0, Ordering::Relaxed);
+        let mut checks = 0;
+        // A helper that has ended by itself long ago may have left its number to a thread of the program.
+        while thread != 0 && checks < EXIT_CHECKS && system::has_thread(thread) {
+            system::pause(EXIT_PAUSE_NS);
+            checks += usize::from(running.load(Ordering::Relaxed) == 0);
+        }
+        was_any |= thread != 0;
+    }
+    if was_any {
+        // A thread loses its number a moment before the kernel takes it off the list that it counts,
+        // with a lock held that this query takes.
+        system::look_for_children();
+    }
+    pool.is_ending.store(0, Ordering::Relaxed);
 }
 
 /// The cores that this thread, and so a helper that it starts, may run on.
@@ -95,10 +122,13 @@ unsafe fn clone_helper(stack_end: usize, thread_pointer: usize, pool: &Pool, slo
         | libc::CLONE_SIGHAND
         | libc::CLONE_THREAD
         | libc::CLONE_SYSVSEM
-        | libc::CLONE_SETTLS;
+        | libc::CLONE_SETTLS
+        | libc::CLONE_PARENT_SETTID
+        | libc::CLONE_CHILD_CLEARTID;
     let result: isize;
     // SAFETY: the new thread starts behind the system call with the registers of this one, on its own
-    // stack, and calls a function that does not return. Signals are blocked, and remain so in it.
+    // stack, and calls a function that does not return. Signals are blocked, and remain so in it. The
+    // kernel writes its number, and clears its mark when it no longer uses the stack.
     unsafe {
         asm!(
             "syscall",
@@ -106,18 +136,16 @@ unsafe fn clone_helper(stack_end: usize, thread_pointer: usize, pool: &Pool, slo
             "jnz 2f",
             "xor ebp, ebp",
             "mov rdi, r12",
-            "mov rsi, r13",
             "call {main}",
             "ud2",
             "2:",
             inlateout("rax") libc::SYS_clone as isize => result,
             in("rdi") flags as usize,
             in("rsi") stack_end,
-            in("rdx") 0usize,
-            in("r10") 0usize,
+            in("rdx") pool.threads[slot].as_ptr(),
+            in("r10") pool.running[slot].as_ptr(),
             in("r8") thread_pointer,
             in("r12") ptr::from_ref(pool),
-            in("r13") slot,
             lateout("rcx") _,
             lateout("r11") _,
             main = sym helper_main,
@@ -127,11 +155,14 @@ unsafe fn clone_helper(stack_end: usize, thread_pointer: usize, pool: &Pool, slo
 }
 
 /// The life of a helper.
-unsafe extern "C" fn helper_main(pool: *const Pool, slot: usize) -> ! {
+unsafe extern "C" fn helper_main(pool: *const Pool) -> ! {
     // SAFETY: the page of the pool stays.
     let pool = unsafe { &*pool };
     loop {
-        let heard = pool.bell.load(Ordering::Acquire);
+        let heard = pool.bell.load(Ordering::SeqCst);
+        if pool.is_ending.load(Ordering::SeqCst) != 0 {
+            end();
+        }
         claim_chunks(pool);
         if is_rung_soon(&pool.bell, heard) {
             continue;
@@ -140,8 +171,7 @@ unsafe extern "C" fn helper_main(pool: *const Pool, slot: usize) -> ! {
         system::wait(&pool.bell, heard, Some(IDLE_SECONDS));
         pool.sleepers.fetch_sub(1, Ordering::SeqCst);
         if pool.bell.load(Ordering::SeqCst) == heard {
-            // SAFETY: nothing follows.
-            unsafe { end(&pool.running[slot]) }
+            end();
         }
     }
 }
@@ -159,23 +189,10 @@ fn is_rung_soon(bell: &AtomicU32, heard: u32) -> bool {
     false
 }
 
-/// Frees the slot and ends the thread, without a touch of the stack in between: the next helper may
-/// have it already.
-///
-/// # Safety
-/// The thread must be the helper of the slot.
-unsafe fn end(running: &AtomicU32) -> ! {
-    // SAFETY: as the caller guarantees.
+/// Ends this thread. The kernel frees its slot.
+fn end() -> ! {
+    // SAFETY: the call does not return, and helpers own nothing.
     unsafe {
-        asm!(
-            "mov dword ptr [{running}], 0",
-            "mov eax, {exit}",
-            "xor edi, edi",
-            "syscall",
-            "ud2",
-            running = in(reg) running.as_ptr(),
-            exit = const libc::SYS_exit,
-            options(noreturn, nostack)
-        )
+        asm!("syscall", "ud2", in("rax") libc::SYS_exit, in("rdi") 0, options(noreturn, nostack))
     }
 }

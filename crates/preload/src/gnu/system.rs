@@ -53,6 +53,27 @@ pub(super) fn process_id() -> u32 {
     unsafe { call(libc::SYS_getpid, [0; 6]) as u32 }
 }
 
+/// Whether this process has a thread with a number, which may be one that is ending.
+pub(super) fn has_thread(thread: u32) -> bool {
+    let arguments = [process_id() as usize, thread as usize, 0, 0, 0, 0];
+    // SAFETY: signal 0 is not sent.
+    unsafe { call(libc::SYS_tgkill, arguments) == 0 }
+}
+
+/// Sleeps.
+pub(super) fn pause(nanoseconds: i64) {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: nanoseconds };
+    // SAFETY: the time lives until the call returns.
+    unsafe { call(libc::SYS_nanosleep, [&raw const time as usize, 0, 0, 0, 0, 0]) };
+}
+
+/// Looks for children that have ended, and leaves them as they are.
+pub(super) fn look_for_children() {
+    let options = (libc::WEXITED | libc::WNOHANG | libc::WNOWAIT) as usize;
+    // SAFETY: a query without a place for the result.
+    unsafe { call(libc::SYS_waitid, [libc::P_ALL as usize, 0, 0, options, 0, 0]) };
+}
+
 /// Writes a line to the standard error output. A closed output is no error.
 pub(super) fn report(parts: &[&str]) {
     let mut line = [0u8; 512];

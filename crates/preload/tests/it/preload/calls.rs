@@ -66,6 +66,20 @@ fn large_copies_have_helpers_that_end_by_themselves() {
     assert_eq!(run("vfork"), "not helped\n");
 }
 
+#[test]
+fn a_program_enters_namespaces_at_once_after_a_shared_copy() {
+    let programs = Programs::compile(&["shared"]);
+    if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
+        return skip(Requirement::Cores, "helpers need a second core");
+    }
+    let mut command = programs.preloaded("shared");
+    command.arg("namespaces").env("MEMFERRY_COPIES", "131072,65536,1048576,3,sse2");
+    match &*succeed(&mut command) {
+        "no namespaces\n" => skip(Requirement::Namespaces, "user namespaces cannot be made here"),
+        said => assert_eq!(said, "entered\n"),
+    }
+}
+
 /// A library in place of `libadma.so`, with a model of a device.
 #[test]
 fn large_copies_are_handed_to_a_device_and_are_right_if_it_fails() {
