@@ -8,7 +8,7 @@ use memferry_sys::settings::{self, size, switch};
 use crate::error::{Error, ValidationError};
 use crate::plan::{MessagePlanContext, MessageProfile, PathKind, Pinning};
 use crate::port::{self, PortConfig};
-use crate::region;
+use crate::region::heap;
 
 /// Settings of a new endpoint, listener or link. A setting that is not set here is read from the environment;
 /// one that is not set there is measured or has a default.
@@ -30,7 +30,7 @@ pub struct EndpointBuilder {
 
 impl EndpointBuilder {
     /// The environment variables that are read.
-    pub const VARIABLES: [&'static str; 10] = [
+    pub const VARIABLES: [&'static str; 11] = [
         "MEMFERRY_BACKGROUND",
         "MEMFERRY_CMA",
         "MEMFERRY_EAGER_BYTES",
@@ -40,6 +40,7 @@ impl EndpointBuilder {
         "MEMFERRY_PINNING",
         "MEMFERRY_MESSAGE_SPIN_NS",
         port::STREAMING_VARIABLE,
+        heap::PEERS_VARIABLE,
         crate::window::rma_engine::TRACE_VARIABLE,
     ];
 
@@ -173,7 +174,7 @@ impl EndpointBuilder {
     /// either requests it, cross-memory access if neither forbids it.
     pub(crate) fn config(&self) -> Result<PortConfig, Error> {
         settings::check_variables();
-        region::heap::adopt();
+        heap::adopt();
         if let Some(problem) = &self.error {
             return Err(problem.clone().into());
         }
@@ -217,6 +218,7 @@ impl EndpointBuilder {
         let switch = |name| parse_variable(name, switch::EXPECTED, switch::parse);
         let kernels = Streaming::EXPECTED;
         parse_variable(port::STREAMING_VARIABLE, kernels, port::streaming_from_setting)?;
+        parse_variable(heap::PEERS_VARIABLE, heap::PEERS_EXPECTED, heap::all_from_setting)?;
         settings.background |= switch("MEMFERRY_BACKGROUND")?.unwrap_or(false);
         settings.cross_memory &= switch("MEMFERRY_CMA")?.unwrap_or(true);
         Ok(settings)

@@ -12,9 +12,8 @@
 //! socket, which the next liveness check detects within about 10 ms. An access before that reaches
 //! the other program, at addresses that most likely are not mapped there.
 
-use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use memferry_sys::EventFd;
@@ -25,35 +24,61 @@ use memferry_sys::sync::lock;
 
 use crate::quarantine;
 
-/// Two words for the peer's access probe: one to read, one to write.
+/// Two words for the peer's access probe: one to read, one to write. A peer may probe them at any time,
+/// so they exist until the process exits.
 #[derive(Debug)]
 #[repr(C)]
-pub(crate) struct ProbeWords {
+struct ProbeWords {
     readable: AtomicU64,
-    /// Written by the peer through the kernel; never read.
-    writable: UnsafeCell<u64>,
+    /// Written by the peer through the kernel.
+    writable: AtomicU64,
 }
 
-// SAFETY: one word is atomic, the other is never read or written by this process.
-unsafe impl Send for ProbeWords {}
-// SAFETY: as above.
-unsafe impl Sync for ProbeWords {}
+/// The probe words of one connection, with a random value. Later connections reuse them.
+#[derive(Debug)]
+pub(crate) struct OwnProbe {
+    words: &'static ProbeWords,
+}
 
-impl ProbeWords {
-    /// The probe words of this process, with a random value. They exist until the process exits,
-    /// because a peer may probe them at any time.
-    pub(crate) fn of_process() -> &'static Self {
-        static WORDS: OnceLock<ProbeWords> = OnceLock::new();
-        WORDS.get_or_init(|| {
-            let nonce = super::EndpointUuid::random().0 as u64;
-            Self { readable: AtomicU64::new(nonce), writable: UnsafeCell::new(0) }
-        })
+/// The words of connections that have ended.
+static FREE_WORDS: Mutex<Vec<&'static ProbeWords>> = Mutex::new(Vec::new());
+
+impl OwnProbe {
+    pub(crate) fn new() -> Self {
+        let free = quarantine::lock(&FREE_WORDS).and_then(|mut words| words.pop());
+        let words = free.unwrap_or_else(|| {
+            Box::leak(Box::new(ProbeWords { readable: 0.into(), writable: 0.into() }))
+        });
+        let nonce = super::EndpointUuid::random().0 as u64;
+        words.readable.store(nonce, Ordering::Relaxed);
+        words.writable.store(nonce, Ordering::Relaxed);
+        Self { words }
     }
 
     /// The address of the words, and the value to be read there.
     pub(crate) fn addresses(&self) -> (u64, u64) {
-        (&raw const *self as u64, self.readable.load(Ordering::Relaxed))
+        (&raw const *self.words as u64, self.words.readable.load(Ordering::Relaxed))
     }
+
+    /// Whether the peer has proved that it can write the memory of this process: it was sent the value, and
+    /// only the kernel writes here. A late probe of a peer that had the words before can only hide that.
+    pub(crate) fn is_written(&self) -> bool {
+        let nonce = self.words.readable.load(Ordering::Relaxed);
+        self.words.writable.load(Ordering::Relaxed) == proof_of(nonce)
+    }
+}
+
+impl Drop for OwnProbe {
+    fn drop(&mut self) {
+        if let Some(mut words) = quarantine::lock(&FREE_WORDS) {
+            words.push(self.words);
+        }
+    }
+}
+
+/// What a peer that has read a value writes beside it.
+fn proof_of(nonce: u64) -> u64 {
+    !nonce
 }
 
 /// What this process can do with the memory of another.
@@ -93,7 +118,7 @@ impl PeerAccess {
             PeerPrivilege::Unknown => return Self::none(CrossMemoryDenied::Unknown),
         }
         let (address, expected) = probe;
-        let (mut found, value) = (0u64, 1u64);
+        let (mut found, value) = (0u64, proof_of(expected));
         let local = |word: *const u64| [IoVec { address: word as usize, length: 8 }];
         let remote =
             |offset| [IoVec { address: (address as usize).wrapping_add(offset), length: 8 }];
@@ -296,12 +321,13 @@ mod tests {
 
     #[test]
     fn a_process_reaches_itself_if_the_value_is_right() {
-        let (address, nonce) = ProbeWords::of_process().addresses();
+        let words = OwnProbe::new();
+        let (address, nonce) = words.addresses();
         let (socket, _other) = memferry_sys::seqpacket::SeqPacketSocket::pair().unwrap();
         let own = peer_process::credentials(std::os::fd::AsFd::as_fd(&socket)).unwrap();
+        assert!(!PeerAccess::probe(own, (address, nonce ^ 1)).read && !words.is_written());
         let access = PeerAccess::probe(own, (address, nonce));
-        assert!(access.read && access.write && access.denied.is_none());
-        assert!(!PeerAccess::probe(own, (address, nonce ^ 1)).read);
+        assert!(access.read && access.write && access.denied.is_none() && words.is_written());
         assert!(!PeerAccess::probe(own, (8, nonce)).read);
         // Independent of what the kernel would permit.
         let other = Credentials { uid: own.uid + 1, ..own };
@@ -310,6 +336,19 @@ mod tests {
         let off =
             AccessProbe::start(own, (address, nonce), false).unwrap().poll().unwrap().unwrap();
         assert_eq!(off.denied, Some(CrossMemoryDenied::Disabled));
+    }
+
+    #[test]
+    fn words_that_are_used_again_have_not_been_written() {
+        let written = |words: &OwnProbe| {
+            words.words.writable.store(proof_of(words.addresses().1), Ordering::Relaxed);
+            words.is_written()
+        };
+        // Other tests take words too.
+        let first: Vec<_> = (0..20).map(|_| OwnProbe::new()).collect();
+        assert!(first.iter().all(written));
+        drop(first);
+        assert!(!(0..20).map(|_| OwnProbe::new()).any(|words| words.is_written()));
     }
 
     /// Adds a probe of a process that does not exist, whose thread began to run some time ago.

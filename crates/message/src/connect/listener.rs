@@ -12,7 +12,7 @@ use memferry_sys::peer_process;
 use memferry_sys::seqpacket::{SeqPacketListener, SeqPacketSocket, SocketName};
 
 use super::accept_thread::AcceptState;
-use super::access_probe::{AccessProbe, PeerAccess, ProbeWords};
+use super::access_probe::{AccessProbe, OwnProbe, PeerAccess};
 use super::handshake::{
     self, BadRequest, ConnectReply, ConnectRequest, EndpointUuid, RejectReason,
 };
@@ -366,7 +366,7 @@ impl IncomingConnection {
         own: EndpointUuid,
         window_table: BorrowedFd<'_>,
     ) -> Option<ConnectionParts> {
-        let own_probe = ProbeWords::of_process();
+        let own_probe = OwnProbe::new();
         let reply = ConnectReply { rejection: None, identity: own, probe: own_probe.addresses() };
         self.socket.send(&reply.encode(), &[window_table]).ok()?;
         Some(ConnectionParts {
@@ -378,6 +378,7 @@ impl IncomingConnection {
             name: self.request.name,
             listener: None,
             access: self.access,
+            own_probe,
             window_table: self.window_table,
         })
     }

@@ -24,7 +24,7 @@ use memferry_sys::seqpacket::{SeqPacketSocket, SocketName};
 use crate::error::{ConnectError, ValidationError};
 use crate::ring::layout::{ConnectionEnd, ConnectionMemory};
 use crate::window::window_table::PeerWindowTable;
-use access_probe::{AccessProbe, PeerAccess, ProbeStuck, ProbeWords};
+use access_probe::{AccessProbe, OwnProbe, PeerAccess, ProbeStuck};
 use handshake::{ConnectReply, ConnectRequest, EndpointUuid, RejectReason};
 
 /// The reason for rejecting a process whose probe words cannot be read: no correct process has such
@@ -105,6 +105,8 @@ pub(crate) struct ConnectionParts {
     pub(crate) listener: Option<ListenerAddress>,
     /// This side's access to the peer's memory, from the probe.
     pub(crate) access: PeerAccess,
+    /// What the peer probes.
+    pub(crate) own_probe: OwnProbe,
     /// The peer's window table.
     pub(crate) window_table: PeerWindowTable,
 }
@@ -154,6 +156,7 @@ pub(crate) struct PendingConnect {
     listener: ListenerAddress,
     started: Instant,
     timeout: Duration,
+    own_probe: OwnProbe,
     /// The reply has arrived, and the access probe is not complete.
     access_probe: Option<Box<(ConnectReply, PeerWindowTable, AccessProbe)>>,
 }
@@ -183,7 +186,7 @@ impl PendingConnect {
         let system = ConnectError::system;
         let (memory, descriptor) = ConnectionMemory::create(ConnectionEnd::Connector)
             .map_err(system("making shared memory"))?;
-        let own_probe = ProbeWords::of_process();
+        let own_probe = OwnProbe::new();
         let request =
             ConnectRequest { identity, probe: own_probe.addresses(), name: own_name.to_owned() };
         match socket.send(&request.encode(), &[descriptor.as_fd(), window_table]) {
@@ -192,7 +195,7 @@ impl PendingConnect {
             sent => sent.map_err(system("sending a connect request"))?,
         }
         let (started, access_probe) = (Instant::now(), None);
-        Ok(Self { socket, memory, name, listener, started, timeout, access_probe })
+        Ok(Self { socket, memory, name, listener, started, timeout, own_probe, access_probe })
     }
 
     /// Removes the timeout of the reply.
@@ -298,6 +301,7 @@ impl PendingConnect {
             name,
             listener: Some(this.listener),
             access,
+            own_probe: this.own_probe,
             window_table,
         })))
     }

@@ -18,7 +18,7 @@ use memferry_sys::seqpacket::SeqPacketSocket;
 use memferry_sys::stats::Block;
 use memferry_sys::stats::kinds::PeerCounters;
 
-use crate::connect::access_probe::PeerAccess;
+use crate::connect::access_probe::{OwnProbe, PeerAccess};
 use crate::connect::handshake::EndpointUuid;
 use crate::connect::{ConnectionParts, EndpointId};
 use crate::control::ControlMessage;
@@ -94,6 +94,8 @@ pub(crate) struct Connection {
     process: Option<OwnedFd>,
     /// This side's access to the peer's memory.
     pub(crate) access: PeerAccess,
+    /// What the peer probes; `None` on a connection to itself.
+    own_probe: Option<OwnProbe>,
     /// The peer's access to this side's memory (read, write); none until the peer reports it.
     pub(crate) peer_access_to_us: (bool, bool),
     pub(crate) access_caps_sent: bool,
@@ -133,6 +135,7 @@ impl Connection {
         let mut connection = Self::with_memory(parts.memory, access, peer);
         connection.socket = Some(parts.socket);
         connection.process = parts.process;
+        connection.own_probe = Some(parts.own_probe);
         connection.peer_windows = Some(parts.window_table);
         connection
             .send_control(ControlMessage::AccessCaps { read: access.read, write: access.write });
@@ -174,6 +177,7 @@ impl Connection {
             socket: None,
             process: None,
             access,
+            own_probe: None,
             peer_access_to_us: (false, false),
             access_caps_sent: false,
             had_access_to_us: false,

@@ -6,6 +6,7 @@ use memferry_sys::shared_memory::Protection;
 
 use super::Connection;
 use super::peer_buffer::{self, PeerBuffer, RemoteSegments};
+use crate::connect::access_probe::OwnProbe;
 use crate::control::{BufferRef, ControlMessage, SEGMENT_BYTES};
 use crate::plan::AccessMethod;
 use crate::region::{self, SharedAllocation, heap};
@@ -65,9 +66,20 @@ impl Connection {
     pub(crate) fn shareable_region(&self, segment: &Segment) -> Option<Arc<SharedAllocation>> {
         let region = region::find(segment.address, segment.length)?;
         let is_known = || self.exported.contains(&region, Protection::ReadOnly);
-        let credentials = self.peer.id.credentials;
-        (!region.is_heap() || is_known() || heap::is_for(credentials, &self.access))
-            .then_some(region)
+        (!region.is_heap() || is_known() || self.may_have_heap()).then_some(region)
+    }
+
+    /// Whether the peer may have the shared heap of this process.
+    fn may_have_heap(&self) -> bool {
+        let is_written = self.own_probe.as_ref().is_some_and(OwnProbe::is_written);
+        heap::is_for(self.peer.id.credentials, &self.access, is_written)
+    }
+
+    /// Reports a peer that will not get the heap, once it has probed this process.
+    pub(crate) fn report_refused_heap(&self) {
+        if !self.may_have_heap() {
+            heap::report_refusal(self.peer.id.credentials);
+        }
     }
 
     /// Reports freed regions to the peer.

@@ -81,6 +81,7 @@ impl Protocol {
                 let wire = self.peers.wire(peer);
                 (wire.peer_access_to_us, wire.access_caps_sent) = ((read, write), true);
                 wire.had_access_to_us |= read || write;
+                wire.report_refused_heap();
             }
             ControlMessage::ShareRegion { region, writable, address, length } => {
                 let access = if writable { Protection::ReadWrite } else { Protection::ReadOnly };

@@ -4,11 +4,13 @@
 use std::ffi::c_int;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Once, OnceLock};
 
 use memferry_sys::cross_memory::CrossMemoryDenied;
 use memferry_sys::fork::OwnerProcess;
 use memferry_sys::peer_process::Credentials;
+use memferry_sys::settings;
 use memferry_sys::shared_memory::{Mapping, SealedMemory};
 
 use super::{SharedAllocation, insert, next_id};
@@ -16,6 +18,9 @@ use crate::connect::access_probe::PeerAccess;
 
 /// The function of the preloaded library: writes address and length, and returns the memfd or -1.
 type SharedHeap = unsafe extern "C" fn(*mut usize, *mut usize) -> c_int;
+
+/// Whether this process has a heap.
+static IS_ADOPTED: AtomicBool = AtomicBool::new(false);
 
 /// Makes the heap of this process a region, if there is one.
 pub(crate) fn adopt() {
@@ -55,13 +60,35 @@ fn adopt_heap(query: SharedHeap) -> std::io::Result<()> {
     };
     let heap_owner = Some(OwnerProcess::current());
     std::mem::forget(insert(SharedAllocation { id, memory, mapping, heap_owner }));
+    IS_ADOPTED.store(true, Ordering::Relaxed);
     Ok(())
 }
 
-/// Returns whether a peer may have the heap. It contains more than what is sent, so only a process gets it
-/// that the kernel would let read and write all memory of this one, or forbids that for reasons that have
-/// nothing to do with its user.
-pub(crate) fn is_for(peer: Credentials, access: &PeerAccess) -> bool {
+/// The variable that names the peers that may have the heap, and its valid values.
+pub(crate) const PEERS_VARIABLE: &str = "MEMFERRY_SHARED_HEAP_PEERS";
+pub(crate) const PEERS_EXPECTED: &str = "access or user";
+
+/// Reads a value of the variable: whether all peers of the user may have the heap.
+pub(crate) fn all_from_setting(text: &str) -> Option<bool> {
+    match text {
+        "access" => Some(false),
+        "user" => Some(true),
+        _ => None,
+    }
+}
+
+/// Returns whether a peer may have the heap. It contains more than what is sent, and the peer can write all of
+/// it: so only a process gets it that has written memory of this one through the kernel. What the peer
+/// reports of its access does not count.
+///
+/// Where nothing but a filter or Yama's ptrace scope keeps processes of a user from each other, as in containers,
+/// a setting gives it to them.
+pub(crate) fn is_for(peer: Credentials, access: &PeerAccess, has_written: bool) -> bool {
+    static IS_FOR_ALL: OnceLock<bool> = OnceLock::new();
+    let is_for_all = || {
+        let value = settings::read_variable(PEERS_VARIABLE, all_from_setting);
+        value.ok().flatten().unwrap_or(false)
+    };
     let is_other = matches!(
         access.denied,
         Some(
@@ -73,5 +100,22 @@ pub(crate) fn is_for(peer: Credentials, access: &PeerAccess) -> bool {
                 | CrossMemoryDenied::Unknown
         )
     );
-    !is_other && peer.uid == rustix::process::geteuid().as_raw()
+    peer.uid == rustix::process::geteuid().as_raw()
+        && (has_written || !is_other && *IS_FOR_ALL.get_or_init(is_for_all))
+}
+
+/// Reports, once, that a peer does not get the heap of this process.
+#[cold]
+pub(crate) fn report_refusal(peer: Credentials) {
+    static REPORTED: Once = Once::new();
+    if IS_ADOPTED.load(Ordering::Relaxed) {
+        REPORTED.call_once(|| {
+            tracing::warn!(
+                pid = peer.pid,
+                "the shared heap is not passed to a peer that cannot write the memory of this \
+                 process: `memferry doctor --verbose` says why; {PEERS_VARIABLE}=user passes it to \
+                 all peers of the user"
+            );
+        });
+    }
 }
