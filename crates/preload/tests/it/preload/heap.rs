@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::support::{Programs, preloaded, succeed, text};
+use crate::preload::support::{Programs, preloaded, succeed, text};
 use memferry_testing::{Requirement, skip};
 
 const ON: (&str, &str) = ("MEMFERRY_SHARED_HEAP", "65536");
@@ -98,7 +98,7 @@ fn without_room_for_addresses_or_with_a_wrong_value_the_heap_is_ordinary() {
     let programs = Programs::compile(&["heap"]);
     assert_eq!(succeed(&mut heap(&programs, "where")), "shared\n");
     let program = programs.path("heap");
-    let library = crate::support::library();
+    let library = crate::preload::support::library();
     let limited = |limit: &str| {
         let script =
             format!("{limit}; LD_PRELOAD={} exec {}", library.display(), program.display());
