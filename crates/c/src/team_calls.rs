@@ -203,6 +203,7 @@ pub unsafe extern "C" fn adma_allreduce_by(
         let combine = &mut |into: *mut u8, from: *const u8, count| {
             // SAFETY: the caller guarantees the function, and the team the memory.
             unsafe { combine(into.cast(), from.cast(), count, arg) };
+            Ok(())
         };
         let reduction = &mut Reduction::Function { element_bytes: element_len, combine };
         // SAFETY: the caller guarantees the memory until this returns.

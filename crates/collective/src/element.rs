@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::kernels::{self, Kernel};
+use crate::waiting::Stop;
 
 /// A type of elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -122,6 +123,9 @@ elements! { isize => I64, usize => U64 }
 #[cfg(target_pointer_width = "32")]
 elements! { isize => I32, usize => U32 }
 
+/// A function that combines elements.
+type CombineFunction<'a> = dyn FnMut(*mut u8, *const u8, usize) -> Result<(), Stop> + 'a;
+
 /// How elements are combined.
 pub enum Reduction<'a> {
     /// An operation on numbers.
@@ -131,8 +135,9 @@ pub enum Reduction<'a> {
         /// The length of an element.
         element_bytes: usize,
         /// Combines the elements of some ranks (`*mut u8`) with those of the next rank (`*const u8`), in place. Both
-        /// have the given number of elements, are aligned to eight bytes, and belong to this process.
-        combine: &'a mut dyn FnMut(*mut u8, *const u8, usize),
+        /// have the given number of elements, are aligned to eight bytes, and belong to this process. [`Stop`], or a
+        /// panic, ends the operation on all ranks, and breaks the team.
+        combine: &'a mut CombineFunction<'a>,
     },
 }
 
@@ -188,7 +193,7 @@ pub(crate) struct Combine<'a> {
 
 enum How<'a> {
     Kernel(Kernel),
-    Function(&'a mut dyn FnMut(*mut u8, *const u8, usize)),
+    Function(&'a mut CombineFunction<'a>),
 }
 
 impl Combine<'_> {
@@ -197,17 +202,23 @@ impl Combine<'_> {
         matches!(self.how, How::Function(_))
     }
 
-    /// Combines `count` elements.
+    /// Combines `count` elements, for `Shared::combine`.
     ///
     /// # Safety
     /// `into` must be valid for reads and writes and `from` for reads of `count` elements; the two must not overlap.
     /// If it is a function of the caller, no other process may write to them.
     #[inline]
-    pub(crate) unsafe fn apply(&mut self, into: *mut u8, from: *const u8, count: usize) {
+    pub(crate) unsafe fn apply(
+        &mut self,
+        into: *mut u8,
+        from: *const u8,
+        count: usize,
+    ) -> Result<(), Stop> {
         match &mut self.how {
             // SAFETY: the caller guarantees what the kernel needs.
             How::Kernel(kernel) => unsafe { kernel(into, from, count) },
-            How::Function(combine) => combine(into, from, count),
+            How::Function(combine) => combine(into, from, count)?,
         }
+        Ok(())
     }
 }

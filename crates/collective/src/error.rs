@@ -25,8 +25,11 @@ pub enum Error {
          operations in the same order"
     )]
     Mismatch(usize),
-    /// The progress function of a rank has ended an operation.
-    #[error("rank {0} has stopped the operation")]
+    /// The progress function of a rank, or its function that combines elements, has failed or panicked.
+    #[error(
+        "rank {0} has stopped the operation: it was interrupted, or its function failed; see the error of \
+         that rank"
+    )]
     Stopped(usize),
     /// The memory that a rank named cannot be read or written.
     #[error("the memory that rank {0} passed cannot be accessed")]

@@ -138,7 +138,7 @@ impl Team {
             let data = std::slice::from_raw_parts_mut(data, bytes);
             self.slot(0, phase).read(0, data);
             for rank in 1..self.size() {
-                self.combine_line(rank, phase, data, Some(combine));
+                self.combine_line(rank, phase, data, Some(combine))?;
             }
             std::ptr::copy_nonoverlapping(data.as_ptr(), recv, bytes);
         }
@@ -167,7 +167,7 @@ impl Team {
             self.meet_all(phase, mark, progress)?;
             let sources = |team: &Self, rank: usize| team.shared.staging(rank, half).cast_const();
             // SAFETY: all stagings have `bytes` bytes that their ranks have published, and the caller guarantees `recv`.
-            unsafe { self.combine_blocks(recv, bytes, combine, sources) };
+            unsafe { self.combine_blocks(recv, bytes, combine, sources)? };
         }
         self.release_half(half);
         Ok(())

@@ -180,8 +180,7 @@ impl Team {
                 };
                 // SAFETY: all sources have the part; the target is the staging of this rank, whose part nobody else
                 // accesses, and it is none of the sources.
-                unsafe { self.combine_blocks(target, part.len(), combine, source) };
-                Ok(())
+                unsafe { self.combine_blocks(target, part.len(), combine, source) }
             }
             Sources::Cross(addresses) => {
                 let offset = (piece.start + part.start) as u64;
@@ -232,7 +231,7 @@ impl Team {
         bytes: usize,
         combine: &mut Combine<'_>,
         source: impl Fn(&Self, usize) -> *const u8,
-    ) {
+    ) -> Result<(), Error> {
         let element = combine.element_bytes;
         let block = element * (BLOCK_BYTES / element).max(1);
         // A function of the caller gets private memory only.
@@ -252,13 +251,14 @@ impl Team {
                         std::ptr::copy_nonoverlapping(from, operand, length);
                         from = operand;
                     }
-                    combine.apply(into, from, length / element);
+                    self.shared.combine(combine, into, from, length / element)?;
                 }
                 if combine.is_function() {
                     std::ptr::copy_nonoverlapping(result, target.add(at), length);
                 }
             }
         }
+        Ok(())
     }
 
     /// As [`Team::combine_blocks`], from the memory of other ranks.
@@ -299,7 +299,7 @@ impl Team {
                     match rank {
                         0 if from == into.cast_const() => {}
                         0 => std::ptr::copy_nonoverlapping(from, into, length),
-                        _ => combine.apply(into, from, length / element),
+                        _ => self.shared.combine(combine, into, from, length / element)?,
                     }
                 }
             }

@@ -11,8 +11,10 @@ use memferry_sys::futex::futex_wake_shared;
 use memferry_sys::pages::page_bytes;
 use memferry_sys::shared_memory::{Mapping, Protection, SealedMemory};
 
+use crate::element::Combine;
 use crate::error::Error;
 use crate::line::{Awaited, Header, Line, NO_PHASE, SLOTS, must_look_for_sleepers};
+use crate::waiting::Stop;
 
 /// The rank has not registered yet.
 pub(crate) const ABSENT: u32 = 0;
@@ -202,6 +204,39 @@ impl Shared {
         fence(Ordering::SeqCst);
         self.wake_everyone();
         first
+    }
+
+    /// Runs code of the application. A panic in it breaks the team, so that no rank waits for this one.
+    #[inline]
+    pub(crate) fn run_user_code<R>(&self, run: impl FnOnce() -> R) -> R {
+        struct BreakOnUnwind<'a>(&'a Shared);
+        impl Drop for BreakOnUnwind<'_> {
+            fn drop(&mut self) {
+                self.0.break_with(Error::Stopped(self.0.rank));
+            }
+        }
+        let guard = BreakOnUnwind(self);
+        let result = run();
+        std::mem::forget(guard);
+        result
+    }
+
+    /// Combines `count` elements. If the function of the caller fails, the team breaks here, before anything of the
+    /// result is published.
+    ///
+    /// # Safety
+    /// As [`Combine::apply`].
+    #[inline]
+    pub(crate) unsafe fn combine(
+        &self,
+        combine: &mut Combine<'_>,
+        into: *mut u8,
+        from: *const u8,
+        count: usize,
+    ) -> Result<(), Error> {
+        // SAFETY: the caller guarantees the same.
+        let applied = self.run_user_code(|| unsafe { combine.apply(into, from, count) });
+        applied.map_err(|Stop| self.break_with(Error::Stopped(self.rank)))
     }
 
     /// The error that this rank got before. Tells it again to the others, who may not have heard of it.

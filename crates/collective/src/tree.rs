@@ -33,14 +33,14 @@ impl Team {
         if rank == leader {
             for member in leader + 1..size.min(leader + group) {
                 self.meet(member, next, mark, progress)?;
-                self.combine_line(member, next, data, combine.as_deref_mut());
+                self.combine_line(member, next, data, combine.as_deref_mut())?;
             }
         }
         let up = self.publish(mark, data, progress)?;
         if rank == 0 {
             for other in (group..size).step_by(group) {
                 self.meet(other, up, mark, progress)?;
-                self.combine_line(other, up, data, combine.as_deref_mut());
+                self.combine_line(other, up, data, combine.as_deref_mut())?;
             }
         }
         let source = if rank == leader { 0 } else { leader };
@@ -63,8 +63,8 @@ impl Team {
         phase: u64,
         data: &mut [u8],
         combine: Option<&mut Combine<'_>>,
-    ) {
-        let Some(combine) = combine else { return };
+    ) -> Result<(), Error> {
+        let Some(combine) = combine else { return Ok(()) };
         let mut words = [0u64; PAYLOAD_BYTES / 8];
         let from = words.as_mut_ptr().cast::<u8>();
         // SAFETY: the words are valid for writes of as many bytes, and `data` is not longer than a payload.
@@ -72,6 +72,6 @@ impl Team {
         self.slot(rank, phase).read(0, bytes);
         let count = bytes.len() / combine.element_bytes;
         // SAFETY: both have `count` elements, and only this thread accesses them.
-        unsafe { combine.apply(data.as_mut_ptr(), from, count) };
+        unsafe { self.shared.combine(combine, data.as_mut_ptr(), from, count) }
     }
 }

@@ -3,7 +3,7 @@
 use crate::element::{Element, ReduceOp, Reduction};
 use crate::error::Error;
 use crate::team::Team;
-use crate::waiting::Progress;
+use crate::waiting::{Progress, Stop};
 
 const LENGTHS: Error = Error::Argument("the buffers have not the lengths that the operation needs");
 
@@ -153,12 +153,13 @@ impl Team {
 /// A function on slices as one on memory.
 fn slices<T: Element>(
     combine: &mut impl FnMut(&mut [T], &[T]),
-) -> impl FnMut(*mut u8, *const u8, usize) {
+) -> impl FnMut(*mut u8, *const u8, usize) -> Result<(), Stop> {
     move |into, from, count| {
         // SAFETY: `Reduction::Function` guarantees both, aligned and private to this process, and any bytes are elements.
         unsafe {
             let into = std::slice::from_raw_parts_mut(into.cast::<T>(), count);
             combine(into, std::slice::from_raw_parts(from.cast::<T>(), count));
         }
+        Ok(())
     }
 }

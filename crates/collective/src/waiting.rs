@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::line::Awaited;
 use crate::shared::Shared;
 
-/// Ends a wait: what [`Progress::poll`] returns to give up.
+/// Ends an operation on all ranks: what [`Progress::poll`], or a function that combines elements, returns to give up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stop;
 
@@ -123,7 +123,7 @@ impl Shared {
     ) -> Result<Option<Duration>, Error> {
         let broken = self.check_broken().err();
         if broken.is_none()
-            && let Ok(longest) = progress.poll()
+            && let Ok(longest) = self.run_user_code(|| progress.poll())
         {
             return Ok(Some(longest));
         }

@@ -59,7 +59,7 @@ pub use job::Job;
 pub use link::Link;
 pub use link_listener::Listener;
 pub use memferry_collective::{
-    Element, ElementType, Error as CollectiveError, ReduceOp, Reduction,
+    Element, ElementType, Error as CollectiveError, ReduceOp, Reduction, Stop,
 };
 pub use memferry_sys::cross_memory::CrossMemoryDenied;
 pub use operation::{FailedOperation, Operation, OperationScope, OwnedOperation, ScopedOperation};

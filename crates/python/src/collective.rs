@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use memferry::message::{self, ElementType, Job, ReduceOp, Reduction};
+use memferry::message::{self, ElementType, Job, ReduceOp, Reduction, Stop};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
@@ -11,7 +11,8 @@ use crate::error::message_error;
 use crate::memory::Held;
 
 thread_local! {
-    /// The exception that ended an operation of this thread: of a signal handler, or of a function that combines.
+    /// The exception that ended an operation of this thread on all ranks: of a signal handler, or of a function that
+    /// combines.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
@@ -158,15 +159,13 @@ impl Operation {
             Self::Function { function, element_bytes, format } => {
                 let element_bytes = *element_bytes;
                 let combine = &mut |into: *mut u8, from: *const u8, count: usize| {
-                    let bytes = count * element_bytes;
-                    Python::attach(|py| {
-                        let is_first = RAISED.with_borrow(Option::is_none);
-                        let called = is_first
-                            .then(|| call_function(py, function, format, (into, from, bytes)));
-                        if let Some(Err(error)) = called {
+                    let memory = (into, from, count * element_bytes);
+                    Python::attach(|py| call_function(py, function, format, memory)).map_err(
+                        |error| {
                             RAISED.set(Some(error));
-                        }
-                    });
+                            Stop
+                        },
+                    )
                 };
                 reduce(&mut Reduction::Function { element_bytes, combine })
             }
@@ -193,10 +192,13 @@ fn call_function(
         memoryview.call1((&other,))?.call_method1("cast", (format,))?,
     );
     function.call1(py, views)?;
-    // A list of bytes whose length the view has kept.
     let result = result.to_vec();
-    if result.len() == bytes {
-        mine.copy_from_slice(&result);
+    if result.len() != bytes {
+        let length = result.len();
+        return Err(PyValueError::new_err(format!(
+            "the function has resized the memory of its first argument from {bytes} to {length} bytes: write into it"
+        )));
     }
+    mine.copy_from_slice(&result);
     Ok(())
 }

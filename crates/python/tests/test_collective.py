@@ -75,6 +75,42 @@ def functions(name, rank):
         job.allreduce(mine, wrong)
 
 
+def failing_function(name, rank, error, count):
+    """Rank 1 fails in its function: no other rank returns a wrong sum, and none waits for ever."""
+    job = memferry.Job.join(name, rank, SIZE, timeout=60)
+
+    def add(into, other):
+        if rank == 1:
+            raise error("on purpose")
+        into = np.frombuffer(into, np.int64)
+        into += np.frombuffer(other, np.int64)
+
+    mine = np.ones(count, np.int64)
+    if rank == 1:
+        with pytest.raises(error, match="on purpose"):
+            job.allreduce(mine, add)
+    else:
+        try:
+            job.allreduce(mine, add)
+            assert (mine == SIZE).all()
+        except memferry.Error as stopped:
+            assert "rank 1" in str(stopped)
+    with pytest.raises(memferry.Error, match="rank 1 has stopped"):
+        job.barrier()
+
+
+def resizing_function(name, rank):
+    job = memferry.Job.join(name, rank, SIZE, timeout=60)
+
+    def shrink(into, other):
+        memory = into.obj
+        into.release()
+        memory.clear()
+
+    with pytest.raises(ValueError, match="resized"):
+        job.allreduce(np.ones(2), shrink)
+
+
 def victim(name, rank):
     job = memferry.Job.join(name, rank, SIZE, timeout=60)
     job.barrier()
@@ -84,11 +120,11 @@ def victim(name, rank):
         job.barrier()
 
 
-def run_ranks(name, target, dies=None):
-    others = [spawn.Process(target=target, args=(name, rank)) for rank in range(1, SIZE)]
+def run_ranks(name, target, *arguments, dies=None):
+    others = [spawn.Process(target=target, args=(name, rank, *arguments)) for rank in range(1, SIZE)]
     for process in others:
         process.start()
-    target(name, 0)
+    target(name, 0, *arguments)
     for rank, process in enumerate(others, 1):
         process.join(60)
         assert rank == dies or process.exitcode == 0
@@ -100,6 +136,16 @@ def test_every_operation_gives_the_right_result(name):
 
 def test_functions_combine_and_wrong_arguments_are_refused(name):
     run_ranks(name, functions)
+
+
+@pytest.mark.parametrize("count", [1, 100, 200_000])
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
+def test_a_function_that_raises_on_one_rank_leaves_no_rank_with_a_wrong_result(name, error, count):
+    run_ranks(name, failing_function, error, count)
+
+
+def test_a_function_that_resizes_its_memory_is_an_error(name):
+    run_ranks(name, resizing_function)
 
 
 def test_a_rank_that_dies_is_named(name):

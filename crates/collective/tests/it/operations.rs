@@ -255,6 +255,7 @@ fn a_function_is_applied_in_the_order_of_the_ranks() {
                         into.write(product(into.read(), from.add(at).read()));
                     }
                 }
+                Ok(())
             };
             let reduction = &mut Reduction::Function { element_bytes: 16, combine: &mut combine };
             let mut recv = vec![[0u32; 4]; count];

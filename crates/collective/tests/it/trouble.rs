@@ -1,12 +1,14 @@
 //! Ranks that die, leave, disagree or lie: every other rank gets an error, and none hangs.
 
+mod support;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::support::{TIMEOUT, crash, join, processes, small_tuning, threads};
-use memferry_collective::{Error, Invitation, NoProgress, ReduceOp, Stop, Team, Tuning};
+use memferry_collective::{Error, Invitation, NoProgress, ReduceOp, Reduction, Stop, Team, Tuning};
 use memferry_testing::message::process::{Child, role};
 use memferry_testing::{HangGuard, until};
+use support::{TIMEOUT, crash, join, processes, small_tuning, threads};
 
 /// Calls an operation of each kind in turn.
 fn call(team: &mut Team, round: usize, count: usize) -> Result<(), Error> {
@@ -281,4 +283,97 @@ fn a_rank_that_cannot_take_part_stops_the_others() {
         team.barrier(&mut NoProgress).unwrap_err()
     });
     assert!(errors.iter().all(|error| matches!(error, Error::Stopped(VICTIM))), "{errors:?}");
+}
+
+/// Sums by a function, which `trouble` ends on its rank. Returns whether the sum is there and right.
+fn sum_with_trouble(
+    team: &mut Team,
+    count: usize,
+    mut trouble: impl FnMut(usize) -> Result<(), Stop>,
+) -> Result<bool, Error> {
+    let (rank, size) = (team.rank(), team.size());
+    let mut combine = |into: *mut u8, from: *const u8, count: usize| {
+        trouble(rank)?;
+        for at in 0..count {
+            // SAFETY: the team passes `count` elements at both, aligned to eight bytes.
+            unsafe { *into.cast::<u64>().add(at) += *from.cast::<u64>().add(at) };
+        }
+        Ok(())
+    };
+    let reduction = &mut Reduction::Function { element_bytes: 8, combine: &mut combine };
+    let (send, mut recv) = (vec![1u64; count], vec![0u64; count]);
+    let (from, into) = (send.as_ptr().cast(), recv.as_mut_ptr().cast());
+    // SAFETY: both vectors have `count` elements.
+    unsafe { team.allreduce_raw(reduction, from, into, count, &mut NoProgress)? };
+    Ok(recv == vec![size as u64; count])
+}
+
+/// A rank that has trouble in its function, of teams that use all paths.
+fn on_each_path(run: impl Fn(&mut Team, usize, usize) + Sync) {
+    let _guard = HangGuard::new("a team");
+    for (size, victim) in [(3, 1), (17, 0), (17, 4)] {
+        for direct in [true, false] {
+            for count in [1, 40, 300, 5000] {
+                threads(size, small_tuning(direct), |team| run(team, victim, count));
+            }
+        }
+    }
+}
+
+/// What the other ranks see: the right sum, or the error; and the error from then on.
+fn is_sum_or_stopped(team: &mut Team, outcome: Result<bool, Error>, victim: usize) {
+    match outcome {
+        Ok(is_right) => assert!(is_right, "rank {}: a wrong sum without an error", team.rank()),
+        Err(error) => assert_eq!(error, Error::Stopped(victim)),
+    }
+    assert_eq!(team.barrier(&mut NoProgress), Err(Error::Stopped(victim)));
+}
+
+#[test]
+fn a_function_that_fails_on_one_rank_leaves_no_rank_with_a_wrong_result() {
+    on_each_path(|team, victim, count| {
+        let stops = |rank| if rank == victim { Err(Stop) } else { Ok(()) };
+        let outcome = sum_with_trouble(team, count, stops);
+        assert!(team.rank() != victim || outcome == Err(Error::Stopped(victim)));
+        is_sum_or_stopped(team, outcome, victim);
+    });
+}
+
+#[test]
+fn a_function_that_panics_on_one_rank_lets_no_rank_wait() {
+    on_each_path(|team, victim, count| {
+        let call = || {
+            sum_with_trouble(team, count, |rank| match rank == victim {
+                true => std::panic::resume_unwind(Box::new("a function that panics, on purpose")),
+                false => Ok(()),
+            })
+        };
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call));
+        assert_eq!(outcome.is_err(), team.rank() == victim);
+        is_sum_or_stopped(team, outcome.unwrap_or(Err(Error::Stopped(victim))), victim);
+    });
+}
+
+#[test]
+fn progress_that_panics_on_one_rank_lets_no_rank_wait() {
+    let _guard = HangGuard::new("a team");
+    let was_polled = AtomicUsize::new(0);
+    threads(3, Tuning::default(), |team| {
+        let (rank, stopped) = (team.rank(), Err(Error::Stopped(VICTIM)));
+        // The others come when the root has waited for them.
+        if rank != VICTIM {
+            until("the poll", || was_polled.load(Ordering::Acquire) > 0);
+        }
+        let mut progress = || -> Result<Duration, Stop> {
+            was_polled.store(1, Ordering::Release);
+            std::panic::resume_unwind(Box::new("progress that panics, on purpose"))
+        };
+        let reduce = || team.reduce(&[1u8], &mut [0], ReduceOp::Sum, VICTIM, &mut progress);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(reduce));
+        match outcome {
+            Ok(outcome) => assert!(rank != VICTIM && (outcome.is_ok() || outcome == stopped)),
+            Err(_) => assert_eq!(rank, VICTIM),
+        }
+        assert_eq!(team.barrier(&mut NoProgress), stopped);
+    });
 }
