@@ -30,7 +30,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytemuck::Pod;
-use memferry_engine::completion::TransferOutput;
+use memferry_engine::completion::{TransferOutput, WakerKey};
 use memferry_engine::{Completion, Descriptor, ExecutionError, Sequence};
 use memferry_sys::EventFd;
 use memferry_sys::stats;
@@ -91,30 +91,59 @@ mod sealed {
 /// assert_eq!(transfer.ready_bytes(), 64);
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone)]
 #[must_use = "a transfer tells whether it succeeded"]
 pub struct Transfer {
     state: TransferState,
     length: u64,
-    assistance: Assistance,
+    waiting: Waiting,
 }
 
-/// Whether a waiting caller executes what is queued, or claims chunks.
+/// How a handle waits: whether a waiting caller executes what is queued, or claims chunks (bit 0), and the key of the
+/// waker that it has left in its completion as a future (the other bits; 0 if none).
 ///
 /// It is as wide as a word, as the tag of the state is: a transfer is moved by words, and a load of a
 /// word of which a byte was just stored waits until that store has left the store buffer, behind the
 /// stores to the ring, whose cache line comes from another core.
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(u64)]
-enum Assistance {
-    None,
-    ByWaiter,
+#[derive(Clone, Copy)]
+struct Waiting(u64);
+
+impl Waiting {
+    const ASSISTS: u64 = 1;
+
+    #[inline]
+    fn new(assists: bool) -> Self {
+        Self(u64::from(assists))
+    }
+
+    #[inline]
+    fn waker(self) -> Option<WakerKey> {
+        WakerKey::new((self.0 >> 1) as u32)
+    }
+
+    /// The same with another waker.
+    fn with_waker(self, key: Option<WakerKey>) -> Self {
+        Self(self.0 & Self::ASSISTS | u64::from(key.map_or(0, WakerKey::get)) << 1)
+    }
 }
 
-impl Assistance {
+impl Clone for Transfer {
+    /// As a future, the clone has a waker of its own.
     #[inline]
-    fn of(assists: bool) -> Self {
-        if assists { Self::ByWaiter } else { Self::None }
+    fn clone(&self) -> Self {
+        let waiting = self.waiting.with_waker(None);
+        Self { state: self.state.clone(), length: self.length, waiting }
+    }
+}
+
+impl Drop for Transfer {
+    /// A future that is dropped is awaited no more.
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(key) = self.waiting.waker()
+            && let TransferState::Completion { completion, .. } = &self.state
+        {
+            completion.forget_waker(key);
+        }
     }
 }
 
@@ -185,7 +214,7 @@ impl Transfer {
         Self {
             state: TransferState::Done { crc: DoneCrc::new(crc) },
             length,
-            assistance: Assistance::None,
+            waiting: Waiting::new(false),
         }
     }
 
@@ -196,8 +225,8 @@ impl Transfer {
         length: u64,
         assists: bool,
     ) -> Self {
-        let assistance = Assistance::of(assists);
-        Self { state: TransferState::Sequence { waiter, sequence }, length, assistance }
+        let state = TransferState::Sequence { waiter, sequence };
+        Self { state, length, waiting: Waiting::new(assists) }
     }
 
     /// Submits the descriptor of a transfer that completes by sequence. `Err` returns it if the channel
@@ -216,13 +245,10 @@ impl Transfer {
         completion: Arc<Completion>,
         length: u64,
         helps: bool,
-        waiting: Arc<WaitConfig>,
+        config: Arc<WaitConfig>,
     ) -> Self {
-        Self {
-            state: TransferState::Completion { completion, config: waiting },
-            length,
-            assistance: Assistance::of(helps),
-        }
+        let state = TransferState::Completion { completion, config };
+        Self { state, length, waiting: Waiting::new(helps) }
     }
 
     /// Returns the length of the transfer in bytes.
@@ -302,7 +328,7 @@ impl Transfer {
     }
 
     fn assists(&self) -> bool {
-        self.assistance == Assistance::ByWaiter
+        self.waiting.0 & Waiting::ASSISTS != 0
     }
 
     fn wait_until(&self, deadline: Option<Instant>) -> Option<Result<TransferOutput, Error>> {
@@ -445,14 +471,15 @@ impl Future for Transfer {
             return Poll::Ready(outcome);
         }
         let completion = self.completion();
-        if completion.wake_on_completion(context.waker()) {
+        if let Some(key) = completion.wake_on_completion(self.waiting.waker(), context.waker()) {
             // The handle keeps the completion of a transfer that completes by sequence for the next
             // poll.
             if let TransferState::Sequence { waiter: lane, .. } = &self.state {
                 let waiting = lane.config.clone();
                 self.state = TransferState::Completion { completion, config: waiting };
-                self.assistance = Assistance::None;
+                self.waiting = Waiting::new(false);
             }
+            self.waiting = self.waiting.with_waker(Some(key));
             return Poll::Pending;
         }
         let outcome = completion.outcome().expect("it is over");

@@ -1,6 +1,8 @@
 //! Futures, eventfds, orderings and drops of small transfers, whose only state is a sequence: they
 //! put nothing into the ring and never block, however full the ring is and on whatever thread.
 
+mod common;
+
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -8,8 +10,8 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use crate::common::{builder, pattern};
-use memferry_copy::{Ferry, Options, OwnedTarget, OwnedTransfer, Request};
+use common::{builder, pattern};
+use memferry_copy::{Ferry, Options, OwnedTarget, OwnedTransfer, Request, Transfer};
 
 /// A timeout longer than any test takes, however busy the machine is.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -151,6 +153,38 @@ fn nothing_waits_for_room_in_a_full_ring() {
         match awaited.as_mut().poll(&mut context) {
             Poll::Ready(Ok((source, target))) => assert!(source == target),
             other => panic!("{other:?}"),
+        }
+    });
+}
+
+#[test]
+fn a_future_that_is_dropped_or_polled_again_leaves_no_waker_behind() {
+    ends("the test", || {
+        // A transfer whose only state is a sequence, and one with a completion of its own.
+        for length in [LENGTH, 8 << 20] {
+            let ferry = ferry(8);
+            let gate = stop_at_gate(&ferry);
+            let copy = ferry.icopy(pattern(length, 1), vec![0u8; length]).unwrap();
+            let [gone, before, last] = [(); 3].map(|()| Arc::new(Counting::default()));
+            let is_pending = |future: &mut Transfer, counting: &Arc<Counting>| {
+                let waker = Waker::from(counting.clone());
+                Pin::new(future).poll(&mut Context::from_waker(&waker)).is_pending()
+            };
+            let mut awaited = copy.transfer().clone();
+            assert!(is_pending(&mut awaited, &before));
+            for _ in 0..3 {
+                let mut other = awaited.clone();
+                assert!(is_pending(&mut other, &gone) && is_pending(&mut other, &gone));
+                assert_eq!(Arc::strong_count(&gone), 2, "one waker of one future");
+                drop(other);
+                assert_eq!(Arc::strong_count(&gone), 1, "no waker of no future");
+            }
+            assert!(is_pending(&mut awaited, &last));
+            assert_eq!(Arc::strong_count(&before), 1, "the last waker is the right one");
+            gate.open();
+            until("the waker", || last.0.load(Ordering::SeqCst) == 1);
+            assert_eq!([gone, before].map(|never| never.0.load(Ordering::SeqCst)), [0, 0]);
+            copy.wait().unwrap();
         }
     });
 }

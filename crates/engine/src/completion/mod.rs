@@ -34,7 +34,7 @@ use memferry_sys::sync::{Mutex, lock, spin_hint};
 use memferry_sys::{probes, stats};
 
 pub use dispatch::{ChannelBatch, Dispatch};
-pub use listeners::KeepAlive;
+pub use listeners::{KeepAlive, WakerKey};
 pub use notify::{Notification, PendingNotification};
 pub(crate) use output::PartOutput;
 pub use output::{CrcVariable, TransferOutput};

@@ -187,7 +187,7 @@ mod tests {
         }
         let submitter = Arc::new(SubmitsAgain(InlineChannel::new(), Mutex::default()));
         let completion = Arc::new(Completion::whole());
-        assert!(completion.wake_on_completion(&Waker::from(submitter.clone())));
+        assert!(completion.wake_on_completion(None, &Waker::from(submitter.clone())).is_some());
         let mut target = 0;
         // SAFETY: the completion has no other descriptor.
         let descriptor = unsafe { fill(&mut target).completes(completion.clone()) };

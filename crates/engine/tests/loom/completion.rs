@@ -5,6 +5,7 @@ use std::task::{Wake, Waker};
 
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
+use memferry_engine::completion::WakerKey;
 use memferry_engine::{Completion, ExecutionError};
 
 use crate::{empty, model};
@@ -39,6 +40,10 @@ impl Transfer {
         assert!(self.completion.wait(0, None));
         assert_eq!(self.data.load(Ordering::Relaxed), 7, "the end comes after the data");
     }
+
+    fn watch(&self, key: Option<WakerKey>, count: &Arc<Count>) -> Option<WakerKey> {
+        self.completion.wake_on_completion(key, &Waker::from(count.clone()))
+    }
 }
 
 #[test]
@@ -70,7 +75,7 @@ fn a_watcher_or_a_cancellation_that_changes_the_word_does_not_lose_the_sleeper()
         let busybody = thread::spawn({
             let transfer = transfer.clone();
             move || {
-                transfer.completion.wake_on_completion(Waker::noop());
+                transfer.completion.wake_on_completion(None, Waker::noop());
                 transfer.completion.cancel();
             }
         });
@@ -126,7 +131,7 @@ fn a_waker_is_woken_once_or_told_that_the_transfer_is_over() {
             move || transfer.carry_out()
         });
         let count = Count::new();
-        let added = transfer.completion.wake_on_completion(&Waker::from(count.clone()));
+        let added = transfer.watch(None, &count).is_some();
         if !added {
             assert!(transfer.completion.is_done());
             assert_eq!(transfer.data.load(Ordering::Relaxed), 7);
@@ -141,15 +146,36 @@ fn of_two_wakers_each_is_woken_once_unless_it_came_late() {
     model(3, || {
         let transfer = Transfer::new();
         let counts = [Count::new(), Count::new()];
-        assert!(transfer.completion.wake_on_completion(&Waker::from(counts[0].clone())));
+        assert!(transfer.watch(None, &counts[0]).is_some());
         let engine = thread::spawn({
             let transfer = transfer.clone();
             move || transfer.carry_out()
         });
-        let added = transfer.completion.wake_on_completion(&Waker::from(counts[1].clone()));
+        let added = transfer.watch(None, &counts[1]).is_some();
         engine.join().unwrap();
         let woken = counts.map(|count| count.get());
         assert_eq!(woken, [1, u32::from(added)]);
+    });
+}
+
+#[test]
+fn a_waker_that_is_forgotten_is_dropped_and_takes_no_other_with_it() {
+    model(3, || {
+        let transfer = Transfer::new();
+        let [gone, kept, next] = [(); 3].map(|()| Count::new());
+        let key = transfer.watch(None, &gone).expect("nothing has started");
+        assert!(transfer.watch(None, &kept).is_some());
+        let engine = thread::spawn({
+            let transfer = transfer.clone();
+            move || transfer.carry_out()
+        });
+        transfer.completion.forget_waker(key);
+        // Into the slot that is free now.
+        let added = transfer.watch(None, &next).is_some();
+        engine.join().unwrap();
+        assert_eq!([kept.get(), next.get()], [1, u32::from(added)]);
+        assert!(gone.get() <= 1);
+        assert_eq!([gone, kept, next].map(|count| Arc::strong_count(&count)), [1; 3]);
     });
 }
 

@@ -193,8 +193,8 @@ fn a_future_that_comes_while_its_number_is_published_is_woken_once_or_sees_the_e
             move || {
                 let count = std::sync::Arc::new(Count(AtomicU64::new(0)));
                 let completion = numbers.completion_of(1);
-                let is_watched = completion.wake_on_completion(&Waker::from(count.clone()));
-                (count, is_watched)
+                let key = completion.wake_on_completion(None, &Waker::from(count.clone()));
+                (count, key.is_some())
             }
         });
         numbers.publish(1);

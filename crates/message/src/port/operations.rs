@@ -391,12 +391,15 @@ impl OperationTable {
             Some(operation) if operation.outcome.is_none() => {
                 // An earlier value is kept as long as this one: its memory may be in use.
                 let before = operation.detached.take();
-                let is_new = before.is_none();
+                let (is_new, waker) = (before.is_none(), operation.waker.take());
                 operation.detached = Some(match before {
                     None => kept,
                     Some(before) => Box::new((before, kept)),
                 });
                 self.detached += usize::from(is_new);
+                // No future awaits it any more.
+                self.deferred
+                    .extend(waker.map(|waker| DeferredAction::DropUserData(Box::new(waker))));
             }
             _ => {
                 let gone = self.remove(number).map(Box::new);

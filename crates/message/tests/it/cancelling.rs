@@ -1,7 +1,11 @@
 //! Cancellation: an operation that is not matched ends as cancelled, a matched one completes as
 //! usual.
 
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake, Waker};
 
 use memferry_message::{EndpointBuilder, Error, Operation, Source, TAG_ALL, TAG_ANY};
 use memferry_testing::message::memory::pattern;
@@ -32,6 +36,29 @@ fn a_send_that_nobody_met_is_cancelled_and_arrives_nowhere() {
     assert_eq!(failed.error, Error::Cancelled);
     assert!(failed.buffer == Some(pattern(1 << 20, 1)));
     assert!(sides.there.iprobe(Source::Any, 5, TAG_ALL).unwrap().is_none());
+}
+
+#[test]
+fn a_send_that_is_awaited_no_more_keeps_no_waker() {
+    struct Task;
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {}
+    }
+    let sides = pair(&EndpointBuilder::new());
+    let mut send = sides.here.isend(sides.to_there, 5, pattern(1 << 20, 1)).unwrap();
+    let tasks = [Arc::new(Task), Arc::new(Task)];
+    for task in &tasks {
+        let waker = Waker::from(task.clone());
+        assert!(Pin::new(&mut send).poll(&mut Context::from_waker(&waker)).is_pending());
+    }
+    let count = |at: usize| Arc::strong_count(&tasks[at]);
+    assert_eq!([count(0), count(1)], [1, 2], "the last waker is the one that is kept");
+    // The message goes on without its handle.
+    drop(send);
+    assert_eq!(count(1), 1);
+    let mut buffer = vec![0; 1 << 20];
+    sides.there.recv(sides.to_here, 5, TAG_ALL, &mut buffer).unwrap();
+    assert!(buffer == pattern(1 << 20, 1));
 }
 
 #[test]

@@ -122,16 +122,17 @@ pub(super) fn a_waker_is_woken_once_or_told_that_it_is_late(subject: &EngineUnde
         let (first, last) = (Arc::new(Count::default()), Arc::new(Count::default()));
         let wakers = [first.clone(), last.clone()].map(Waker::from);
         // Registered before the copy, or while it is in flight.
-        let early = round % 2 == 0 && completion.wake_on_completion(&wakers[0]);
+        let watch = |key, at: usize| completion.wake_on_completion(key, &wakers[at]);
+        let early = round % 2 == 0 && watch(None, 0).is_some();
         single.start(&bench, &completion);
-        let late = completion.wake_on_completion(&wakers[1]);
+        let late = watch(None, 1);
         // Registering the same waker again makes no difference.
-        completion.wake_on_completion(&wakers[1]);
+        watch(late, 1);
         bench.succeeds(&completion);
         single.check();
-        let expected = (u32::from(early), u32::from(late));
+        let expected = (u32::from(early), u32::from(late.is_some()));
         bench.wait_until("the waker", || (count(&first), count(&last)) == expected);
-        assert!(!completion.wake_on_completion(&wakers[0]), "it is complete");
+        assert!(watch(None, 0).is_none(), "it is complete");
         assert_eq!((count(&first), count(&last)), expected, "every waker, once");
     }
     Verdict::Passed
@@ -177,7 +178,7 @@ pub(super) fn a_waker_that_panics_does_no_harm(subject: &EngineUnderTest) -> Ver
     for _ in 0..3 {
         single.prepare();
         let completion = Arc::new(Completion::whole());
-        assert!(completion.wake_on_completion(&Waker::from(Arc::new(Broken))));
+        assert!(completion.wake_on_completion(None, &Waker::from(Arc::new(Broken))).is_some());
         // Later listeners are notified all the same, and the channel continues.
         let (next, dropped) = (Arc::new(Completion::whole()), Arc::new(AtomicU64::new(0)));
         let witness = Witness { completion: completion.clone(), dropped: dropped.clone() };
