@@ -119,10 +119,13 @@ impl FileSource {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, LoadError> {
         let path = path.as_ref().to_owned();
         let failed = |source| LoadError::Open { path: path.clone(), source };
-        let cached = File::open(&path).map_err(failed)?;
+        // What is no regular file may wait for a writer when it is opened. Regular files ignore the flag.
+        let flags = OFlags::NONBLOCK.bits() as i32;
+        let cached = OpenOptions::new().read(true).custom_flags(flags).open(&path).map_err(failed)?;
         let metadata = cached.metadata().map_err(failed)?;
         if !metadata.is_file() {
-            let source = io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file");
+            let reason = "it is not a regular file: copy what it has into one";
+            let source = io::Error::new(io::ErrorKind::InvalidInput, reason);
             return Err(failed(source));
         }
         // The same file, also if another has its name by now.

@@ -6,6 +6,9 @@ use std::path::Path;
 use crate::error::LoadError;
 use crate::{FileSource, SafetensorsFile, Tensor};
 
+/// A larger index is a mistake or an attack: the largest models have indices of a few MB.
+const MAX_INDEX_BYTES: usize = 100_000_000;
+
 /// The files of a sharded model, open and validated.
 ///
 /// The index is the JSON file that model hubs publish beside the shards
@@ -30,8 +33,15 @@ impl ShardedFiles {
     pub fn open(index: impl AsRef<Path>) -> Result<Self, LoadError> {
         let index = index.as_ref();
         let invalid = |reason: String| LoadError::InvalidIndex { path: index.to_owned(), reason };
-        let text = std::fs::read(index)
-            .map_err(|source| LoadError::Open { path: index.to_owned(), source })?;
+        let file = FileSource::open(index)?;
+        let bytes = usize::try_from(file.len()).unwrap_or(usize::MAX);
+        if bytes > MAX_INDEX_BYTES {
+            return Err(invalid(format!(
+                "it has {bytes} bytes, and an index at most {MAX_INDEX_BYTES}: is it a file of tensors?"
+            )));
+        }
+        let mut text = vec![0; bytes];
+        file.read_exact(0, &mut text)?;
         let parsed: serde_json::Value =
             serde_json::from_slice(&text).map_err(|error| invalid(error.to_string()))?;
         let map = parsed.get("weight_map").and_then(|map| map.as_object());

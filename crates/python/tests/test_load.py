@@ -97,6 +97,14 @@ def test_bad_files_are_refused_with_a_reason(tmp_path):
             _memferry.read_header(str(path))
 
 
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    path = tmp_path / "model.safetensors"
+    os.mkfifo(path)
+    for read in [_memferry.read_header, _memferry.read_index]:
+        with pytest.raises(LoadError, match="not a regular file"):
+            read(str(path))
+
+
 def test_a_file_that_shrinks_is_an_error(tmp_path):
     path = write(tmp_path / "model.safetensors", example())
     model, _ = _memferry.read_header(str(path))

@@ -1,7 +1,8 @@
 //! Files whose header is wrong are refused with a reason, and nothing of them is loaded.
 
 use crate::common::{tensors_of, write_file, write_tensors};
-use memferry::load::{LoadError, SafetensorsFile};
+use memferry::load::{LoadError, SafetensorsFile, ShardedFiles};
+use memferry_testing::HangGuard;
 
 /// The reason why a file with this header and this much data is refused.
 fn reason(header: &str, data_bytes: usize) -> String {
@@ -81,6 +82,36 @@ fn a_folder_is_not_a_file() {
     let folder = tempfile::tempdir().unwrap();
     let refused = SafetensorsFile::open(folder.path());
     assert!(matches!(refused, Err(LoadError::Open { .. })), "{refused:?}");
+}
+
+#[test]
+fn a_pipe_is_refused_and_not_waited_for() {
+    let _guard = HangGuard::new("opening a pipe");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let mkfifo = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+    assert!(mkfifo.success());
+    let refused = [SafetensorsFile::open(&path).map(drop), ShardedFiles::open(&path).map(drop)];
+    for refused in refused {
+        let Err(LoadError::Open { source, .. }) = refused else { panic!("{refused:?}") };
+        assert!(source.to_string().contains("not a regular file"), "{source}");
+    }
+    // One that an index names.
+    let index = folder.path().join("model.safetensors.index.json");
+    std::fs::write(&index, r#"{"weight_map": {"a": "model.safetensors"}}"#).unwrap();
+    let refused = ShardedFiles::open(&index);
+    assert!(matches!(refused, Err(LoadError::Open { .. })), "{refused:?}");
+}
+
+#[test]
+fn an_index_that_is_longer_than_any_is_refused_before_it_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors.index.json");
+    // Without data: it would be read into memory all the same.
+    std::fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
+    let error = ShardedFiles::open(&path).unwrap_err().to_string();
+    let limit = "it has 1099511627776 bytes, and an index at most 100000000";
+    assert!(error.contains(limit), "{error}");
 }
 
 #[test]
