@@ -118,10 +118,11 @@ fn spaced(word: &str) -> String {
     letters.collect()
 }
 
-/// A span that was collected, with its name. Its id may be used again after its end.
-struct Begun(String);
-/// A span whose end was collected.
-struct Ended;
+/// A span that was collected, with its name and what is known at its end.
+struct Started {
+    name: String,
+    result: Map<String, Value>,
+}
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Timeline {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
@@ -132,34 +133,28 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Timeline {
         attributes.record(&mut fields);
         let name = lane(attributes.metadata().name(), &fields.0);
         self.push("b", &name, id, fields.0);
-        span.extensions_mut().insert(Begun(name));
+        span.extensions_mut().insert(Started { name, result: Map::new() });
     }
 
-    /// The event `completed` is the end of a transfer: its span ends with its last handle.
+    /// The event `completed` has the result of a transfer, whose span ends right after it.
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
         let Some(span) = context.event_span(event) else { return };
         let mut fields = Fields::default();
         event.record(&mut fields);
-        let is_end = fields.0.get("message").is_some_and(|message| message == "completed");
         let mut extensions = span.extensions_mut();
-        if extensions.get_mut::<Ended>().is_some() {
-            return;
-        }
-        let Some(Begun(name)) = extensions.get_mut::<Begun>() else { return };
-        if is_end {
+        let Some(started) = extensions.get_mut::<Started>() else { return };
+        if fields.0.get("message").is_some_and(|message| message == "completed") {
             fields.0.remove("message");
-        }
-        self.push(if is_end { "e" } else { "n" }, name, &span.id(), fields.0);
-        if is_end {
-            extensions.insert(Ended);
+            started.result = fields.0;
+        } else {
+            self.push("n", &started.name, &span.id(), fields.0);
         }
     }
 
     fn on_close(&self, id: Id, context: Context<'_, S>) {
         let Some(span) = context.span(&id) else { return };
-        let extensions = span.extensions();
-        if let (Some(Begun(name)), None) = (extensions.get::<Begun>(), extensions.get::<Ended>()) {
-            self.push("e", name, &id, Map::new());
+        if let Some(Started { name, result }) = span.extensions_mut().remove() {
+            self.push("e", &name, &id, result);
         }
     }
 }
@@ -194,36 +189,41 @@ impl Visit for Fields {
 mod tests {
     use super::*;
 
+    /// Other tests of this process may copy too: this many bytes are copied by no other.
+    const BYTES: usize = (1 << 20) + 12_345;
+
     #[test]
     fn every_transfer_begins_and_ends_once() {
         let timeline = Timeline::start().unwrap();
         let ferry = memferry::Ferry::new().unwrap();
-        for _ in 0..3 {
-            ferry.icopy(vec![7u8; 1 << 20], vec![0u8; 1 << 20]).unwrap().wait().unwrap();
-        }
+        let (source, mut target) = (vec![7u8; BYTES], vec![0u8; BYTES]);
+        let transfers = (0..3).map(|_| {
+            let request = memferry::Request::copy(source.as_ptr(), target.as_mut_ptr(), BYTES);
+            // SAFETY: both live until the end of the test, and the copies are made one after another.
+            let transfer = unsafe { ferry.start_raw(request) }.unwrap();
+            transfer.wait().unwrap();
+            transfer
+        });
+        // An end counts when a wait returns, even if there are owners of the transfer left.
+        let transfers: Vec<_> = transfers.collect();
         let file = tempfile::NamedTempFile::new().unwrap();
         assert!(timeline.write(file.path()).unwrap() >= 6);
         let text = std::fs::read_to_string(file.path()).unwrap();
         let trace: Value = serde_json::from_str(&text).unwrap();
         let events = trace["traceEvents"].as_array().unwrap();
-        let of = |phase: &str| {
-            let is_it = |event: &&Value| {
-                let name = event["name"].as_str().unwrap_or_default();
-                event["ph"] == phase && name.starts_with("copy, ")
-            };
-            events.iter().filter(is_it).cloned().collect::<Vec<_>>()
-        };
-        let (begins, ends) = (of("b"), of("e"));
-        let large = begins.iter().filter(|event| event["args"]["bytes"] == 1 << 20).count();
-        assert_eq!(large, 3);
-        assert_eq!(begins.len(), ends.len());
-        let is_text =
-            |event: &Value| event["id2"]["local"].as_str().is_some_and(|id| id.starts_with("0x"));
-        assert!(begins.iter().chain(&ends).all(is_text), "{begins:?}");
-        let is_named = |event: &Value| event["name"].as_str().unwrap().ends_with(", from 1 MiB");
-        assert!(begins.iter().filter(|event| event["args"]["bytes"] == 1 << 20).all(is_named));
+        let of = |phase: &'static str| events.iter().filter(move |event| event["ph"] == phase);
+        let begins: Vec<_> = of("b").filter(|begin| begin["args"]["bytes"] == BYTES).collect();
+        assert_eq!(begins.len(), transfers.len());
+        for begin in begins {
+            let name = begin["name"].as_str().unwrap();
+            assert!(name.starts_with("copy, ") && name.ends_with(", from 1 MiB"), "{name}");
+            assert!(begin["id2"]["local"].as_str().is_some_and(|id| id.starts_with("0x")));
+            let ends: Vec<_> = of("e").filter(|end| end["id2"] == begin["id2"]).collect();
+            assert_eq!(ends.len(), 1, "{begin} {ends:?}");
+            assert_eq!(ends[0]["args"]["failed"], false);
+            assert!(ends[0]["ts"].as_f64() > begin["ts"].as_f64());
+        }
         let names = |kind: &str| events.iter().filter(|event| event["name"] == kind).count();
         assert!(names("process_name") == 1 && names("thread_name") >= 1);
-        assert!(ends.iter().all(|end| end["ts"].as_f64() > begins[0]["ts"].as_f64()));
     }
 }

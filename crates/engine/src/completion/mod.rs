@@ -9,6 +9,9 @@
 //!  └──► DONE (with FAILED after a failure), once, by the engine that finishes last
 //! ```
 //!
+//! Everything that belongs to the transfer comes before DONE: its data, its result, and the end of its
+//! span. A thread that has waited finds all of it, even if a channel still holds the completion.
+//!
 //! Access rules: any thread changes `state`, by atomic operations; engines write `failure` and
 //! `output` before DONE, users read them after it; `listeners` is accessed under its lock;
 //! everything else is fixed before the completion is shared.
@@ -53,6 +56,8 @@ const LISTENER: u32 = 8;
 const CANCELLED: u32 = 16;
 /// The engine has written the notification variable itself.
 const NOTIFIED: u32 = 32;
+/// There is a span, from the start on.
+const TRACED: u32 = 64;
 
 /// The shared state of one transfer.
 pub struct Completion {
@@ -70,7 +75,8 @@ pub struct Completion {
     spread: Mutex<Vec<Weak<dyn Channel>>>,
     /// The channel without a thread that executes the transfer; see [`polling`].
     polled: OnceLock<Weak<dyn Channel>>,
-    span: tracing::Span,
+    /// Taken, and so ended, by the call that completes the transfer. Boxed: few transfers are traced.
+    span: Mutex<Option<Box<tracing::Span>>>,
     /// In a forked child, the locks of a parent's completion may stay locked forever.
     owner: OwnerProcess,
 }
@@ -96,7 +102,7 @@ impl Completion {
             listeners: Mutex::new(None),
             spread: Mutex::new(Vec::new()),
             polled: OnceLock::new(),
-            span: tracing::Span::none(),
+            span: Mutex::new(None),
             owner: OwnerProcess::current(),
         }
     }
@@ -166,20 +172,18 @@ impl Completion {
         self.predecessors.iter().any(failed)
     }
 
-    /// Records the events of the transfer in a tracing span.
+    /// Records the transfer in a tracing span, which ends when the transfer is complete.
     pub fn traced(mut self, span: tracing::Span) -> Self {
-        self.span = span;
+        if !span.is_disabled() {
+            self.state.word().fetch_or(TRACED, Ordering::Relaxed);
+            self.span = Mutex::new(Some(Box::new(span)));
+        }
         self
     }
 
     /// The chunks of a chunked transfer.
     pub fn work(&self) -> Option<&ChunkedWork> {
         self.work.as_ref()
-    }
-
-    /// The span of the transfer.
-    pub fn span(&self) -> &tracing::Span {
-        &self.span
     }
 
     /// Whether the transfer is complete, failed ones included. If so, all data is visible to the
@@ -255,7 +259,8 @@ impl Completion {
     /// Whether the end is visible in the state word alone. An engine that knows this in advance
     /// does not read the completion to finish it, which saves the transfer of a cache line.
     pub(crate) fn has_no_listeners(&self) -> bool {
-        self.notification.is_none() && self.span.is_disabled()
+        let is_traced = self.state.word().load(Ordering::Relaxed) & TRACED != 0;
+        self.notification.is_none() && !is_traced
     }
 
     /// Reports the success of the one descriptor of a transfer without listeners.
@@ -312,6 +317,9 @@ impl Completion {
     /// the last part.
     fn complete(&self) {
         let failed = self.finalize_error();
+        if self.state.word().load(Ordering::Relaxed) & TRACED != 0 {
+            self.end_span(failed);
+        }
         if !failed && self.crc_variable.is_some() {
             // SAFETY: guaranteed to `storing_crc`; the completion is not done before `publish`.
             unsafe { CrcVariable::store(self.crc_variable, self.output.load().crc) };
@@ -322,11 +330,17 @@ impl Completion {
                 _ => notify.wake(),
             }
         }
-        self.publish(failed);
         probes::complete(failed.into());
-        if !self.span.is_disabled() {
-            catch_user_panic(|| tracing::trace!(parent: &self.span, failed, "completed"));
-        }
+        self.publish(failed);
+    }
+
+    /// Ends the span. Before anything shows the end to the user: who has waited may then write down
+    /// all spans.
+    #[cold]
+    fn end_span(&self, failed: bool) {
+        let Some(span) = lock(&self.span).take() else { return };
+        catch_user_panic(|| tracing::trace!(parent: &*span, failed, "completed"));
+        catch_user_panic(|| drop(span));
     }
 
     fn publish(&self, failed: bool) {
@@ -426,8 +440,66 @@ pub(crate) fn catch_user_panic(user_code: impl FnOnce()) {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use memferry_sys::EventFd;
+    use tracing::span::{Attributes, Id, Record};
 
     use super::*;
+
+    /// Records what happens to spans, and whether the transfer was complete by then.
+    #[derive(Default)]
+    struct SpanLog {
+        completion: OnceLock<Arc<Completion>>,
+        lines: Mutex<Vec<(&'static str, bool)>>,
+    }
+
+    impl SpanLog {
+        fn add(&self, what: &'static str) {
+            let is_done = self.completion.get().is_some_and(|completion| completion.is_done());
+            lock(&self.lines).push((what, is_done));
+        }
+    }
+
+    struct Subscriber(Arc<SpanLog>);
+
+    impl tracing::Subscriber for Subscriber {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+        fn event(&self, _: &tracing::Event<'_>) {
+            self.0.add("event");
+        }
+
+        fn enter(&self, _: &Id) {}
+
+        fn exit(&self, _: &Id) {}
+
+        fn try_close(&self, _: Id) -> bool {
+            self.0.add("end");
+            true
+        }
+    }
+
+    #[test]
+    fn a_span_ends_before_its_transfer_is_complete() {
+        let log = Arc::new(SpanLog::default());
+        tracing::subscriber::with_default(Subscriber(log.clone()), || {
+            let completion = Arc::new(Completion::whole().traced(tracing::trace_span!("transfer")));
+            assert!(log.completion.set(completion.clone()).is_ok());
+            assert!(!completion.has_no_listeners());
+            completion.finish_whole(Ok(PartOutput::None));
+            assert!(completion.is_done());
+            // The log owns the completion, as a channel may after a wait.
+            assert_eq!(*lock(&log.lines), [("event", false), ("end", false)]);
+        });
+    }
 
     #[test]
     fn a_child_waits_for_no_lock_of_a_completion_of_its_parent() {
