@@ -9,11 +9,11 @@
 
 use std::ffi::c_int;
 use std::ptr;
-use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use memferry::{BuildError, Cookie, CudaEngine, EngineSelection, Ferry, FerryBuilder, Request};
-use memferry_sys::fork::OwnerProcess;
+use memferry_sys::fork::PerProcess;
 
 use crate::code::{ADMA_EALREADY, CallError};
 use crate::links::Links;
@@ -93,7 +93,6 @@ static PLAIN_BELOW: AtomicUsize = AtomicUsize::new(0);
 /// The state of this process; a forked child creates its own.
 #[derive(Debug)]
 struct ProcessGlobals {
-    owner: OwnerProcess,
     /// The state of the process that forked this one, if it used the library.
     parent: Option<&'static Self>,
     /// The first cookie of this process. Cookies increase from ferry to ferry, and a child
@@ -112,41 +111,18 @@ struct GlobalState {
 }
 
 impl ProcessGlobals {
+    /// The state of this process. That of a parent is not accessed and never dropped: the threads that a drop would
+    /// wait for do not exist in a child.
     #[inline]
     fn current() -> &'static Self {
-        static CURRENT: AtomicPtr<ProcessGlobals> = AtomicPtr::new(ptr::null_mut());
-        let known = CURRENT.load(Ordering::Acquire);
-        // SAFETY: it is null or came from a box; nothing that was published is ever freed.
-        match unsafe { known.as_ref() } {
-            Some(process) if process.owner.is_current() => process,
-            _ => Self::enter(&CURRENT, known),
-        }
-    }
-
-    /// The first call of this process. The state of a parent is not accessed and never dropped: the
-    /// threads that a drop would wait for do not exist here.
-    #[cold]
-    fn enter(current: &AtomicPtr<Self>, parent: *mut Self) -> &'static Self {
-        // SAFETY: it is null or came from a box; nothing that was published is ever freed.
-        let inherited = unsafe { parent.as_ref() };
-        let ours = Box::into_raw(Box::new(Self {
-            owner: OwnerProcess::current(),
-            parent: inherited,
+        static CURRENT: PerProcess<ProcessGlobals> = PerProcess::new();
+        CURRENT.get_or_make(|parent| Self {
+            parent,
             first_cookie: AtomicI64::new(i64::MAX),
             state: RwLock::default(),
-            links: Links::new(inherited.is_some()),
+            links: Links::new(parent.is_some()),
             teams: Teams::default(),
-        }));
-        match current.compare_exchange(parent, ours, Ordering::AcqRel, Ordering::Acquire) {
-            // SAFETY: it comes from a box, and being published it is never freed.
-            Ok(_) => unsafe { &*ours },
-            Err(winner) => {
-                // SAFETY: it comes from a box and was not published, so no other thread has it.
-                drop(unsafe { Box::from_raw(ours) });
-                // SAFETY: only pointers from boxes are published, and they stay.
-                unsafe { &*winner }
-            }
-        }
+        })
     }
 
     fn read(&self) -> RwLockReadGuard<'_, GlobalState> {

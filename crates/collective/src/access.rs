@@ -5,10 +5,10 @@
 //! nothing for a process that holds `CAP_SYS_PTRACE`. So privileges are compared first: a rank can direct others only
 //! to memory that it may access itself.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memferry_sys::cross_memory::{self, IoVec};
+use memferry_sys::fork::ForkSafe;
 use memferry_sys::peer_process::{Credentials, PeerPrivilege, compare_privilege};
 use memferry_sys::settings;
 
@@ -17,7 +17,7 @@ use crate::shared::Shared;
 
 /// The word that other processes read to try their access. It exists until the process exits.
 pub(crate) fn probe_word() -> (u64, u64) {
-    static WORD: OnceLock<AtomicU64> = OnceLock::new();
+    static WORD: ForkSafe<AtomicU64> = ForkSafe::new();
     let word = WORD.get_or_init(|| {
         let random = crate::bootstrap::random_words().unwrap_or([1, 2]);
         AtomicU64::new(random[0])

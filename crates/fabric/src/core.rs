@@ -5,7 +5,8 @@
 //! provides replacements.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::sync::OnceLock;
+
+use memferry_sys::fork::ForkSafe;
 
 use crate::abi::{DomainAttr, EpAttr, FabricAttr, Info, RxAttr, TxAttr};
 
@@ -21,7 +22,7 @@ pub(crate) struct Core {
 
 /// The core of this process.
 pub(crate) fn core() -> &'static Core {
-    static CORE: OnceLock<Core> = OnceLock::new();
+    static CORE: ForkSafe<Core> = ForkSafe::new();
     CORE.get_or_init(|| {
         let library = loaded_library().unwrap_or(libc::RTLD_DEFAULT);
         // SAFETY: these are the types that libfabric's headers give these functions.

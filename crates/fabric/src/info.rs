@@ -1,8 +1,8 @@
 //! The capabilities of the provider, and the check of a program's hints.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::OnceLock;
 
+use memferry_sys::fork::ForkSafe;
 use memferry_sys::{cross_memory, settings};
 
 use crate::abi::*;
@@ -38,7 +38,7 @@ const DOMAIN: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM;
 
 /// All capabilities. RMA is offered if the system permits processes to access each other's memory.
 fn all() -> u64 {
-    static CAN_REACH: OnceLock<bool> = OnceLock::new();
+    static CAN_REACH: ForkSafe<bool> = ForkSafe::new();
     let can_reach = *CAN_REACH.get_or_init(|| {
         let is_off = settings::is_switched_off("MEMFERRY_CMA");
         let is_scoped = cross_memory::ptrace_scope() > 0 && !rustix::process::geteuid().is_root();

@@ -30,10 +30,10 @@ mod warn_once;
 pub use remote::fuzz;
 
 use std::cell::UnsafeCell;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use abi::Provider;
+use memferry_sys::fork::ForkSafe;
 
 /// The name of the provider.
 const NAME: &std::ffi::CStr = c"memferry";
@@ -77,7 +77,7 @@ pub extern "C" fn fi_prov_ini() -> *mut Provider {
 }
 
 /// The version in the structure, once it is written.
-static VERSION: OnceLock<u32> = OnceLock::new();
+static VERSION: ForkSafe<u32> = ForkSafe::new();
 
 /// The number of times that the core has loaded the provider: it unloads a duplicate at once.
 static LOADED: AtomicUsize = AtomicUsize::new(0);

@@ -13,11 +13,12 @@ use std::any::Any;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
+use std::sync::{Arc, Mutex, TryLockError, Weak};
 
-use memferry_sys::fork::OwnerProcess;
+use memferry_sys::fork::PerProcess;
 use memferry_sys::peer_process;
 use memferry_sys::seqpacket::SeqPacketSocket;
+use memferry_sys::sync::lock;
 
 use crate::path::ActiveCopy;
 use crate::ring::layout::ConnectionMemory;
@@ -52,10 +53,9 @@ impl Writer {
         socket: Option<SeqPacketSocket>,
     ) -> Arc<Self> {
         let writer = Arc::new(Self { memory, pid, process, socket });
-        if let Some(mut writers) = lock(&WRITERS) {
-            writers.retain(|known| known.strong_count() > 0);
-            writers.push(Arc::downgrade(&writer));
-        }
+        let mut writers = WRITERS.lock();
+        writers.retain(|known| known.strong_count() > 0);
+        writers.push(Arc::downgrade(&writer));
         writer
     }
 
@@ -133,29 +133,18 @@ impl Claim {
 struct QuarantinedBuffer {
     claims: Vec<Claim>,
     _memory: Box<dyn Any + Send>,
-    /// The process that owns the memory: a forked child has a copy of this list and must not free
-    /// its entries.
-    owner: OwnerProcess,
 }
 
-static QUARANTINED: Mutex<Vec<QuarantinedBuffer>> = Mutex::new(Vec::new());
-static QUARANTINED_COUNT: AtomicUsize = AtomicUsize::new(0);
-static SWEPT_NS: AtomicU64 = AtomicU64::new(0);
-static WRITERS: Mutex<Vec<Weak<Writer>>> = Mutex::new(Vec::new());
-
-/// Locks a mutex. Returns `None` if that fails for long: a forked child may find it locked for
-/// ever.
-pub(crate) fn lock<T>(mutex: &'static Mutex<T>) -> Option<MutexGuard<'static, T>> {
-    const LOCK_ATTEMPTS: u32 = 10_000;
-    for _ in 0..LOCK_ATTEMPTS {
-        match mutex.try_lock() {
-            Ok(guard) => return Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
-        }
-    }
-    None
+/// The memory that a process has in quarantine. A forked child has none, and frees none of its parent's.
+#[derive(Default)]
+struct Quarantine {
+    buffers: Mutex<Vec<QuarantinedBuffer>>,
+    count: AtomicUsize,
+    swept_ns: AtomicU64,
 }
+
+static QUARANTINE: PerProcess<Quarantine> = PerProcess::new();
+static WRITERS: PerProcess<Mutex<Vec<Weak<Writer>>>> = PerProcess::new();
 
 /// Keeps memory until no writer has a claim on it.
 pub(crate) fn hold(claims: Vec<Claim>, memory: Box<dyn Any + Send>) {
@@ -166,60 +155,63 @@ pub(crate) fn hold(claims: Vec<Claim>, memory: Box<dyn Any + Send>) {
             "peer stopped during a write: its target stays in quarantine until the peer continues or exits"
         );
     }
-    let buffer = QuarantinedBuffer { claims, _memory: memory, owner: OwnerProcess::current() };
-    QUARANTINED_COUNT.fetch_add(1, Ordering::Relaxed);
-    match lock(&QUARANTINED) {
-        Some(mut all) => all.push(buffer),
-        None => std::mem::forget(buffer),
-    }
+    let quarantine = QUARANTINE.get_or_make(|_| Quarantine::default());
+    quarantine.count.fetch_add(1, Ordering::Relaxed);
+    lock(&quarantine.buffers).push(QuarantinedBuffer { claims, _memory: memory });
 }
 
 /// Frees the memory whose claims have ended, at most once per [`SWEEP_INTERVAL_NS`]. Must be called
 /// without a lock, because destructors of the application may run.
 #[inline]
 pub(crate) fn sweep() {
-    if QUARANTINED_COUNT.load(Ordering::Relaxed) > 0 {
-        sweep_now(false);
-    }
-}
-
-#[cold]
-fn sweep_now(force: bool) {
-    let now = memferry_sys::clock::coarse_ns();
-    if !force && now.saturating_sub(SWEPT_NS.load(Ordering::Relaxed)) < SWEEP_INTERVAL_NS {
-        return;
-    }
-    let Ok(mut all) = QUARANTINED.try_lock() else { return };
-    SWEPT_NS.store(now, Ordering::Relaxed);
-    let mut freed = Vec::new();
-    for index in (0..all.len()).rev() {
-        let buffer = &all[index];
-        if buffer.owner.is_current() && !buffer.claims.iter().any(Claim::is_active) {
-            freed.push(all.swap_remove(index));
-        }
-    }
-    drop(all);
-    for buffer in freed {
-        QUARANTINED_COUNT.fetch_sub(1, Ordering::Relaxed);
-        if catch_unwind(AssertUnwindSafe(|| drop(buffer))).is_err() {
-            tracing::error!("the destructor of a quarantined buffer panicked");
-        }
+    if let Some(quarantine) = QUARANTINE.get()
+        && quarantine.count.load(Ordering::Relaxed) > 0
+    {
+        quarantine.sweep(false);
     }
 }
 
 /// The number of buffers in quarantine: a stopped peer may still write to them. Each is freed when
 /// its peer continues or exits.
 pub fn quarantined_buffers() -> usize {
-    if QUARANTINED_COUNT.load(Ordering::Relaxed) > 0 {
-        sweep_now(true);
+    let Some(quarantine) = QUARANTINE.get() else { return 0 };
+    quarantine.sweep(true);
+    quarantine.count.load(Ordering::Relaxed)
+}
+
+impl Quarantine {
+    #[cold]
+    fn sweep(&self, force: bool) {
+        let now = memferry_sys::clock::coarse_ns();
+        if !force && now.saturating_sub(self.swept_ns.load(Ordering::Relaxed)) < SWEEP_INTERVAL_NS {
+            return;
+        }
+        let mut all = match self.buffers.try_lock() {
+            Ok(all) => all,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        self.swept_ns.store(now, Ordering::Relaxed);
+        let mut freed = Vec::new();
+        for index in (0..all.len()).rev() {
+            if !all[index].claims.iter().any(Claim::is_active) {
+                freed.push(all.swap_remove(index));
+            }
+        }
+        drop(all);
+        for buffer in freed {
+            self.count.fetch_sub(1, Ordering::Relaxed);
+            if catch_unwind(AssertUnwindSafe(|| drop(buffer))).is_err() {
+                tracing::error!("the destructor of a quarantined buffer panicked");
+            }
+        }
     }
-    QUARANTINED_COUNT.load(Ordering::Relaxed)
 }
 
 /// Returns whether too many connections of a living process have ended during a write, so that
 /// further ones are refused.
 pub(crate) fn has_many_ended(pid: u32) -> bool {
-    let Some(writers) = lock(&WRITERS) else { return false };
+    let writers = WRITERS.lock();
     let of_process = writers.iter().filter_map(Weak::upgrade).filter(|writer| writer.pid == pid);
     let limit = if pid == 0 { MAX_ENDED_UNKNOWN } else { MAX_ENDED };
     of_process.filter(|writer| writer.is_alive()).count() >= limit

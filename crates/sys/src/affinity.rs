@@ -5,6 +5,7 @@ use std::io;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::fault::{Call, call};
+use crate::fork::ForkSafe;
 
 /// The cores that the calling thread may run on, in ascending order.
 pub fn allowed_cores() -> Vec<usize> {
@@ -18,8 +19,7 @@ pub fn allowed_cores() -> Vec<usize> {
 
 /// The number of online cores of the machine, including those that this process may not use.
 pub fn online_cores() -> usize {
-    use std::sync::OnceLock;
-    static ONLINE: OnceLock<usize> = OnceLock::new();
+    static ONLINE: ForkSafe<usize> = ForkSafe::new();
     *ONLINE.get_or_init(|| {
         // SAFETY: `sysconf` takes no pointer.
         usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1).max(1)

@@ -2,8 +2,6 @@
 
 use std::ops::Sub;
 use std::time::Duration;
-#[cfg(not(loom))]
-use std::{sync::OnceLock, time::Instant};
 
 /// Sets the timer slack of the calling thread to 1 us. With the default, a sleep ends up to 50 us
 /// late.
@@ -12,11 +10,10 @@ pub fn minimize_timer_slack() {
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong) };
 }
 
-/// Nanoseconds since the first call in this process.
+/// Nanoseconds since an unspecified start.
 #[cfg(not(loom))]
 pub fn now_ns() -> u64 {
-    static START: OnceLock<Instant> = OnceLock::new();
-    u64::try_from(START.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX)
+    nanoseconds(rustix::time::ClockId::Monotonic)
 }
 
 /// A model has no time.
@@ -29,8 +26,7 @@ pub fn now_ns() -> u64 {
 /// cannot afford the exact time. Not comparable with [`now_ns`].
 #[cfg(not(loom))]
 pub fn coarse_ns() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
-    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+    nanoseconds(rustix::time::ClockId::MonotonicCoarse)
 }
 
 /// A model has no time.
@@ -69,12 +65,15 @@ impl Sub for CoarseInstant {
 
 /// CPU time that the calling thread has used, in nanoseconds.
 pub fn thread_cpu_ns() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+    nanoseconds(rustix::time::ClockId::ThreadCPUTime)
 }
 
 /// CPU time that the process has used, in nanoseconds.
 pub fn process_cpu_ns() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    nanoseconds(rustix::time::ClockId::ProcessCPUTime)
+}
+
+fn nanoseconds(clock: rustix::time::ClockId) -> u64 {
+    let time = rustix::time::clock_gettime(clock);
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }

@@ -1,8 +1,8 @@
 //! Processor information: model, vector extensions, cache sizes.
 
 use std::fs;
-use std::sync::OnceLock;
 
+use crate::fork::ForkSafe;
 use crate::settings::size;
 
 /// What the copy kernels need to know about the processor.
@@ -30,7 +30,7 @@ pub struct CpuInfo {
 
 /// The processor information, read once.
 pub fn info() -> &'static CpuInfo {
-    static INFO: OnceLock<CpuInfo> = OnceLock::new();
+    static INFO: ForkSafe<CpuInfo> = ForkSafe::new();
     INFO.get_or_init(|| CpuInfo {
         model: model(),
         movdir64b: has_leaf_7_bit(28),

@@ -1,4 +1,4 @@
-//! Fault injection: tests make a system call fail, or kill the process.
+//! Fault injection: tests make a system call fail, kill the process, or stop a thread.
 //!
 //! System calls of copies and messages that can fail go through [`call`], and the steps of their
 //! protocols in shared memory through [`step`]. Exceptions are calls of devices and GPUs
@@ -68,7 +68,10 @@ pub fn call_c(kind: Call, make: impl FnOnce() -> libc::c_int) -> io::Result<()> 
 pub fn step() {}
 
 #[cfg(feature = "faults")]
-pub use armed::{FaultCounts, FaultPlan, arm, call, disarm, for_each_failure, has_fired, step};
+pub use armed::{
+    FaultCounts, FaultPlan, arm, call, disarm, for_each_failure, has_fired, ignore, is_holding,
+    step,
+};
 
 #[cfg(feature = "faults")]
 mod armed {
@@ -100,6 +103,12 @@ mod armed {
             /// The number of the call or step, from 1.
             nth: u64,
         },
+        /// The thread that comes to the `nth` call or step of any kind, waits excluded, stays there until
+        /// [`disarm`].
+        Hold {
+            /// The number of the call or step, from 1.
+            nth: u64,
+        },
     }
 
     /// Counts since [`arm`].
@@ -119,6 +128,7 @@ mod armed {
     }
 
     static ARMED: AtomicBool = AtomicBool::new(false);
+    static IS_HOLDING: AtomicBool = AtomicBool::new(false);
     static STATE: Mutex<Option<FaultState>> = Mutex::new(None);
 
     /// Calls `round` with a plan for each call of these kinds that can fail. `round` executes the
@@ -164,9 +174,20 @@ mod armed {
         state.as_ref().is_some_and(|state| state.counts.fired_at.is_some())
     }
 
+    /// Whether a thread has come to the call or step at which it stays.
+    pub fn is_holding() -> bool {
+        IS_HOLDING.load(Ordering::SeqCst)
+    }
+
+    /// Stops counting and injecting without a lock: for a forked child, where a lock of this module may be held.
+    pub fn ignore() {
+        ARMED.store(false, Ordering::SeqCst);
+    }
+
     /// Stops counting and injecting. Returns the counts.
     pub fn disarm() -> FaultCounts {
-        ARMED.store(false, Ordering::SeqCst);
+        ignore();
+        IS_HOLDING.store(false, Ordering::SeqCst);
         let state = STATE.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         state.map(|state| state.counts).unwrap_or_default()
     }
@@ -215,6 +236,17 @@ mod armed {
                         rustix::process::getpid(),
                         rustix::process::Signal::KILL,
                     );
+                }
+                None
+            }
+            FaultPlan::Hold { nth } => {
+                if is_step && counts.total == nth {
+                    IS_HOLDING.store(true, Ordering::SeqCst);
+                    drop(state);
+                    while IS_HOLDING.load(Ordering::SeqCst) {
+                        std::thread::yield_now();
+                    }
+                    return None;
                 }
                 None
             }

@@ -10,13 +10,14 @@
 
 #[cfg(not(loom))]
 use crate::fault::{Call, call};
+#[cfg(not(loom))]
+use crate::fork::ForkSafe;
 use crate::sync::atomic::{Ordering, fence};
 
 #[cfg(not(loom))]
 fn expedited() -> bool {
     use rustix::thread::{MembarrierCommand, membarrier};
-    use std::sync::OnceLock;
-    static REGISTERED: OnceLock<bool> = OnceLock::new();
+    static REGISTERED: ForkSafe<bool> = ForkSafe::new();
     let register = || membarrier(MembarrierCommand::RegisterPrivateExpedited);
     *REGISTERED.get_or_init(|| call(Call::Membarrier, register).is_ok())
 }

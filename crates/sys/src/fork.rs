@@ -1,12 +1,20 @@
-//! Detection of `fork`: the parent's threads do not exist in a child.
+//! Forks: the parent's threads do not exist in a child, so a child uses nothing that needs them.
 
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+<<<<<<< HEAD
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::descriptor_cell::DescriptorCell;
+=======
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+>>>>>>> 0d397bed (sys: leave no static half made or locked in a forked child)
+
+mod statics;
+
+pub use statics::{ForkSafe, PerProcess};
 
 /// The number of this process among its ancestors: 0 before the handler is installed, 1 in the process
 /// that installs it, and one more in each child.
@@ -24,17 +32,16 @@ extern "C" fn child_handler() {
     }
 }
 
-/// Installs the fork handler, once per process.
+/// Installs the fork handler. Threads that call this at the same time install it once each, and each fork counts
+/// as several: a thread that waited for another one would wait for ever in a child.
 #[cold]
 fn install_handler() -> OwnerProcess {
-    static INSTALLED: Once = Once::new();
-    INSTALLED.call_once(|| {
-        // SAFETY: the handler uses atomics and system calls, which are async-signal-safe, and a function
-        // pointer is valid for the life of the process.
-        let _ = unsafe { libc::pthread_atfork(None, None, Some(child_handler)) };
-        GENERATION.store(NO_HANDLER + 1, Ordering::Relaxed);
-    });
-    OwnerProcess { generation: GENERATION.load(Ordering::Relaxed) }
+    // SAFETY: the handler uses atomics and system calls, which are async-signal-safe, and a function
+    // pointer is valid for the life of the process.
+    let _ = unsafe { libc::pthread_atfork(None, None, Some(child_handler)) };
+    let (first, relaxed) = (NO_HANDLER + 1, Ordering::Relaxed);
+    let generation = GENERATION.compare_exchange(NO_HANDLER, first, relaxed, relaxed);
+    OwnerProcess { generation: generation.map_or_else(|known| known, |_| first) }
 }
 
 /// The process that created a value.

@@ -9,6 +9,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::fault::{Call, call};
+use crate::fork::ForkSafe;
 
 /// Access rights of a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -201,7 +202,7 @@ fn check_untrusted(descriptor: &OwnedFd, needed: SealFlags) -> io::Result<()> {
 
 /// The device number of memfds on ordinary pages.
 fn device_of_memfds() -> io::Result<u64> {
-    static DEVICE: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
+    static DEVICE: ForkSafe<u64> = ForkSafe::new();
     if let Some(device) = DEVICE.get() {
         return Ok(*device);
     }

@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::OnceLock;
+
+use crate::fork::ForkSafe;
 
 /// How far a core is from another, nearest first. The sibling of a core is last but for the core
 /// itself: two threads of one core share its execution units and its first caches, so a copy on one may
@@ -53,7 +54,7 @@ pub struct Topology {
 impl Topology {
     /// The topology of this machine, read once.
     pub fn of_machine() -> &'static Self {
-        static TOPOLOGY: OnceLock<Topology> = OnceLock::new();
+        static TOPOLOGY: ForkSafe<Topology> = ForkSafe::new();
         TOPOLOGY.get_or_init(|| Self::read(Path::new("/sys/devices/system")))
     }
 

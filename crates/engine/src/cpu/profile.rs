@@ -4,9 +4,10 @@
 use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use memferry_sys::copy::stream::Streaming;
+use memferry_sys::fork::ForkSafe;
 use memferry_sys::{affinity, cpu};
 
 use super::SiblingUse;
@@ -73,7 +74,7 @@ impl CpuProfile {
             return profile_store::load(source).map(Arc::new);
         }
         // Loaded once per process: every ferry of a process has the same profile.
-        static LOADED: OnceLock<Arc<CpuProfile>> = OnceLock::new();
+        static LOADED: ForkSafe<Arc<CpuProfile>> = ForkSafe::new();
         if let Some(profile) = LOADED.get() {
             return Ok(profile.clone());
         }

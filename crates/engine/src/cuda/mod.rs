@@ -43,13 +43,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use memferry_memory::pin_cache::PinCacheLimits;
+#[cfg(feature = "cuda")]
+pub use memferry_sys::cuda::CudaDeviceInfo;
 use memferry_sys::cuda::{CudaDriver, DriverError, MemcpyKind, code};
 #[cfg(feature = "cuda")]
-use memferry_sys::fork::OwnerProcess;
-#[cfg(feature = "cuda")]
-use memferry_sys::sync::lock;
-
-pub use memferry_sys::cuda::CudaDeviceInfo;
+use memferry_sys::fork::PerProcess;
 pub use profile::CudaProfile;
 
 use crate::contract::{
@@ -126,11 +124,11 @@ pub(crate) struct CudaContext {
 struct OpenCudaDevice {
     ordinal: usize,
     device: Arc<CudaContext>,
-    owner: OwnerProcess,
 }
 
+/// Those of this process: a driver does not work in a forked child.
 #[cfg(feature = "cuda")]
-static OPEN_DEVICES: Mutex<Vec<OpenCudaDevice>> = Mutex::new(Vec::new());
+static OPEN_DEVICES: PerProcess<std::sync::Mutex<Vec<OpenCudaDevice>>> = PerProcess::new();
 
 impl CudaEngine {
     /// Opens a device of this machine and measures it. Takes about half a second, most of it inside
@@ -139,10 +137,9 @@ impl CudaEngine {
     #[cfg(feature = "cuda")]
     pub fn open(config: CudaConfig) -> Result<Self, OpenError> {
         let open_error = |reason| OpenError::System { engine: "cuda".into(), reason };
-        let mut opened = lock(&OPEN_DEVICES);
+        let mut opened = OPEN_DEVICES.lock();
         let is_reusable = |open_device: &&OpenCudaDevice| {
-            let is_same = open_device.ordinal == config.ordinal && open_device.owner.is_current();
-            is_same && !open_device.device.is_lost()
+            open_device.ordinal == config.ordinal && !open_device.device.is_lost()
         };
         let finish = |engine: Self| if config.is_sole_user { engine.sole_user() } else { engine };
         if let Some(open_device) = opened.iter().find(is_reusable) {
@@ -154,11 +151,7 @@ impl CudaEngine {
         let profile = CudaProfile::measure(&driver);
         let engine = Self::with_driver(driver, profile, config.limits)?;
         let device = engine.device.clone();
-        opened.push(OpenCudaDevice {
-            ordinal: config.ordinal,
-            device,
-            owner: OwnerProcess::current(),
-        });
+        opened.push(OpenCudaDevice { ordinal: config.ordinal, device });
         Ok(finish(engine))
     }
 

@@ -2,8 +2,8 @@
 //! memory, which needs the same kernel and the same namespaces.
 
 use std::os::unix::fs::MetadataExt;
-use std::sync::OnceLock;
 
+use memferry_sys::fork::ForkSafe;
 use memferry_sys::settings;
 
 /// The identity of a host; host names may be equal.
@@ -13,7 +13,7 @@ pub(crate) struct HostId(pub(crate) [u8; 16]);
 impl HostId {
     /// The identity of this process's host.
     pub(crate) fn ours() -> Self {
-        static OURS: OnceLock<HostId> = OnceLock::new();
+        static OURS: ForkSafe<HostId> = ForkSafe::new();
         *OURS.get_or_init(|| {
             // For containers that look like one host and are not, and for tests.
             let named =

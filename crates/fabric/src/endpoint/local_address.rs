@@ -3,13 +3,15 @@
 //! address, the others get addresses of their own.
 
 use std::collections::HashSet;
-use std::sync::{LazyLock, Mutex};
+use std::sync::Mutex;
+
+use memferry_sys::fork::PerProcess;
 
 use crate::abi::{FI_EADDRINUSE, FI_EADDRNOTAVAIL};
 use crate::address::{Address, HostId, LocalId, SOCKET_BYTES};
 use crate::guard::{FiError, Result};
 
-static RESERVED: LazyLock<Mutex<HashSet<LocalId>>> = LazyLock::new(Mutex::default);
+static RESERVED: PerProcess<Mutex<HashSet<LocalId>>> = PerProcess::new();
 
 /// An address that no other endpoint of this process has.
 #[derive(Debug)]
@@ -33,7 +35,7 @@ impl ReservedAddress {
         if wanted.host != HostId::ours() {
             return Err(FiError(FI_EADDRNOTAVAIL));
         }
-        let is_free = RESERVED.lock().unwrap().insert(wanted.id);
+        let is_free = RESERVED.lock().insert(wanted.id);
         if is_free {
             Ok(Self { address: wanted, is_fixed: true })
         } else {
@@ -67,9 +69,7 @@ impl ReservedAddress {
 
 impl Drop for ReservedAddress {
     fn drop(&mut self) {
-        if let Ok(mut reserved) = RESERVED.lock() {
-            reserved.remove(&self.address.id);
-        }
+        RESERVED.lock().remove(&self.address.id);
     }
 }
 

@@ -2,7 +2,8 @@
 //! has loaded.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::OnceLock;
+
+use memferry_sys::fork::ForkSafe;
 
 use crate::abi::{FabricAttr, FidFabric, Info};
 use crate::core::{self, CFunction};
@@ -31,7 +32,7 @@ pub(super) struct Library {
 impl Library {
     /// The functions of the loaded library, if there is one.
     pub(super) fn find() -> Option<&'static Self> {
-        static FOUND: OnceLock<Option<Library>> = OnceLock::new();
+        static FOUND: ForkSafe<Option<Library>> = ForkSafe::new();
         FOUND.get_or_init(Self::resolve).as_ref()
     }
 

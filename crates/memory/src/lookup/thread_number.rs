@@ -4,8 +4,9 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use memferry_sys::sync::lock;
+use memferry_sys::fork::PerProcess;
 
 /// Value of `NUMBER` before a number is allocated.
 const NO_NUMBER: usize = usize::MAX;
@@ -19,12 +20,11 @@ thread_local! {
     static NUMBER_GUARD: NumberGuard = const { NumberGuard };
 }
 
-static NUMBERS: Mutex<ThreadNumbers> = Mutex::new(ThreadNumbers { free: BTreeSet::new(), next: 0 });
+/// The numbers of threads that have ended. A forked child does not reuse those of its parent.
+static FREE: PerProcess<Mutex<BTreeSet<usize>>> = PerProcess::new();
 
-struct ThreadNumbers {
-    free: BTreeSet<usize>,
-    next: usize,
-}
+/// The lowest number that no thread has had. A child inherits it, as the thread that forked keeps its number.
+static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 /// Frees the number of an ending thread. The lock orders the thread's last write before the first
 /// one of the next thread with that number.
@@ -33,7 +33,7 @@ struct NumberGuard;
 impl Drop for NumberGuard {
     fn drop(&mut self) {
         let number = NUMBER.replace(ENDING);
-        lock(&NUMBERS).free.insert(number);
+        FREE.lock().insert(number);
     }
 }
 
@@ -53,11 +53,8 @@ fn allocate_number() -> usize {
     if NUMBER_GUARD.try_with(|_| ()).is_err() {
         return ENDING;
     }
-    let mut numbers = lock(&NUMBERS);
-    let number = numbers.free.pop_first().unwrap_or_else(|| {
-        numbers.next += 1;
-        numbers.next - 1
-    });
+    let free = FREE.lock().pop_first();
+    let number = free.unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed));
     NUMBER.set(number);
     number
 }

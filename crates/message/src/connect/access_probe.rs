@@ -18,11 +18,9 @@ use std::time::{Duration, Instant};
 
 use memferry_sys::EventFd;
 use memferry_sys::cross_memory::{self, CrossMemoryDenied, IoVec};
-use memferry_sys::fork::OwnerProcess;
+use memferry_sys::fork::PerProcess;
 use memferry_sys::peer_process::{self, Credentials, PeerPrivilege};
 use memferry_sys::sync::lock;
-
-use crate::quarantine;
 
 /// Two words for the peer's access probe: one to read, one to write. A peer may probe them at any time,
 /// so they exist until the process exits.
@@ -41,11 +39,11 @@ pub(crate) struct OwnProbe {
 }
 
 /// The words of connections that have ended.
-static FREE_WORDS: Mutex<Vec<&'static ProbeWords>> = Mutex::new(Vec::new());
+static FREE_WORDS: PerProcess<Mutex<Vec<&'static ProbeWords>>> = PerProcess::new();
 
 impl OwnProbe {
     pub(crate) fn new() -> Self {
-        let free = quarantine::lock(&FREE_WORDS).and_then(|mut words| words.pop());
+        let free = FREE_WORDS.lock().pop();
         let words = free.unwrap_or_else(|| {
             Box::leak(Box::new(ProbeWords { readable: 0.into(), writable: 0.into() }))
         });
@@ -70,9 +68,7 @@ impl OwnProbe {
 
 impl Drop for OwnProbe {
     fn drop(&mut self) {
-        if let Some(mut words) = quarantine::lock(&FREE_WORDS) {
-            words.push(self.words);
-        }
+        FREE_WORDS.lock().push(self.words);
     }
 }
 
@@ -190,12 +186,10 @@ struct PendingProbe {
     /// The probed process.
     pid: u32,
     shared: Arc<ProbeShared>,
-    /// The process that probes: a forked child has no such thread.
-    owner: OwnerProcess,
 }
 
 /// All probes of this process that did not complete within [`PROBE_WAIT`].
-static PENDING_PROBES: Mutex<Vec<PendingProbe>> = Mutex::new(Vec::new());
+static PENDING_PROBES: PerProcess<Mutex<Vec<PendingProbe>>> = PerProcess::new();
 
 impl AccessProbe {
     /// Starts a probe of a process, unless cross-memory access is disabled, and waits for it for at
@@ -225,11 +219,7 @@ impl AccessProbe {
                 let (outcome, _) = waited.unwrap_or_else(PoisonError::into_inner);
                 if outcome.access.is_none() {
                     drop(outcome);
-                    let owner = OwnerProcess::current();
-                    let pending = PendingProbe { pid: peer.pid, shared, owner };
-                    if let Some(mut all) = quarantine::lock(&PENDING_PROBES) {
-                        all.push(pending);
-                    }
+                    PENDING_PROBES.lock().push(PendingProbe { pid: peer.pid, shared });
                 }
             }
             // Without a thread the probe runs inline: access is worth more than protection from a
@@ -296,10 +286,8 @@ impl ProbeShared {
 
 /// How long a call waits for the probe of a process. Fails if a probe of that process is stuck.
 fn probe_wait(pid: u32) -> Result<Duration, ProbeStuck> {
-    let Some(mut all) = quarantine::lock(&PENDING_PROBES) else { return Ok(PROBE_WAIT) };
-    all.retain(|pending| {
-        pending.owner.is_current() && lock(&pending.shared.outcome).access.is_none()
-    });
+    let mut all = PENDING_PROBES.lock();
+    all.retain(|pending| lock(&pending.shared.outcome).access.is_none());
     let of_process = all.iter().filter(|pending| pending.pid == pid);
     let age = |pending: &PendingProbe| lock(&pending.shared.outcome).running_for();
     let ages: Vec<Duration> = of_process.map(age).collect();
@@ -356,9 +344,7 @@ mod tests {
         let running_since = running_for.map(|age| Instant::now().checked_sub(age).unwrap());
         let outcome = ProbeOutcome { running_since, ..ProbeOutcome::default() };
         let shared = ProbeShared { outcome: Mutex::new(outcome), done: Condvar::new() };
-        let owner = OwnerProcess::current();
-        let pending = PendingProbe { pid, shared: Arc::new(shared), owner };
-        PENDING_PROBES.lock().unwrap().push(pending);
+        PENDING_PROBES.lock().push(PendingProbe { pid, shared: Arc::new(shared) });
     }
 
     #[test]

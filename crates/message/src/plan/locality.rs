@@ -1,7 +1,8 @@
 //! Locality: what two cores share.
 
 use std::fs;
-use std::sync::OnceLock;
+
+use memferry_sys::fork::ForkSafe;
 
 /// The locality of two cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -52,7 +53,7 @@ fn first_sibling(core: usize) -> usize {
 
 /// For each core, the first of those that share its last-level cache.
 fn cache_groups() -> &'static [usize] {
-    static GROUPS: OnceLock<Vec<usize>> = OnceLock::new();
+    static GROUPS: ForkSafe<Vec<usize>> = ForkSafe::new();
     GROUPS.get_or_init(|| {
         (0..)
             .map_while(|core| {

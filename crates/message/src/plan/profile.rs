@@ -2,12 +2,12 @@
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
 use memferry_engine::runtime::profile_store::{
     self, MeasureError, ProfileError, ProfileFields, ProfileOrigin, ProfileSource, StoredProfile,
 };
 use memferry_sys::affinity;
+use memferry_sys::fork::ForkSafe;
 
 use super::costs::{CorePairCosts, Measurement};
 use super::{Locality, PathCosts, calibrate};
@@ -33,7 +33,7 @@ impl MessageProfile {
     /// names, else the stored one, else measured now and stored. Fails if `MEMFERRY_PROFILE` names
     /// a file that cannot be used.
     pub fn load() -> Result<&'static Self, &'static ProfileError> {
-        static PROFILE: OnceLock<Result<MessageProfile, ProfileError>> = OnceLock::new();
+        static PROFILE: ForkSafe<Result<MessageProfile, ProfileError>> = ForkSafe::new();
         PROFILE.get_or_init(Self::find).as_ref()
     }
 

@@ -43,13 +43,13 @@ mod wakeup;
 mod windows;
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use memferry_copy::Ferry;
 use memferry_engine::cpu::{CpuProfile as CopyProfile, ProfileSource};
 use memferry_sys::Futex;
 use memferry_sys::biased_mutex::BiasedMutex;
-use memferry_sys::fork::OwnerProcess;
+use memferry_sys::fork::{ForkSafe, OwnerProcess};
 use memferry_sys::settings;
 use memferry_sys::stats::Block;
 use memferry_sys::stats::kinds::{EndpointCounters, LookupBlock};
@@ -366,7 +366,7 @@ impl Port {
     }
 }
 
-static FERRY: OnceLock<Option<Ferry>> = OnceLock::new();
+static FERRY: ForkSafe<Option<Ferry>> = ForkSafe::new();
 
 /// The copy core of this process, for messages that engines copy.
 pub(crate) fn ferry() -> Option<&'static Ferry> {
@@ -400,7 +400,7 @@ pub(crate) fn has_device() -> bool {
 
 /// The measured profile of the copy core, with the best method of non-temporal stores.
 fn copy_profile() -> &'static CopyProfile {
-    static PROFILE: OnceLock<Arc<CopyProfile>> = OnceLock::new();
+    static PROFILE: ForkSafe<Arc<CopyProfile>> = ForkSafe::new();
     PROFILE.get_or_init(|| {
         CopyProfile::load(&ProfileSource::Automatic)
             .unwrap_or_else(|_| Arc::new(CopyProfile::built_in()))

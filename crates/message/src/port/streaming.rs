@@ -1,10 +1,9 @@
 //! The kernel by which messages are copied around the caches.
 
-use std::sync::OnceLock;
-
 use memferry_engine::cpu::CpuProfile;
 use memferry_sys::affinity;
 use memferry_sys::copy::stream::Streaming;
+use memferry_sys::fork::ForkSafe;
 use memferry_sys::settings;
 
 use super::copy_profile;
@@ -31,7 +30,7 @@ pub(crate) fn stream_bytes() -> u64 {
 }
 
 fn large_copies() -> LargeCopies {
-    static CHOSEN: OnceLock<LargeCopies> = OnceLock::new();
+    static CHOSEN: ForkSafe<LargeCopies> = ForkSafe::new();
     *CHOSEN.get_or_init(|| {
         let configured =
             settings::read_variable(STREAMING_VARIABLE, streaming_from_setting).ok().flatten();

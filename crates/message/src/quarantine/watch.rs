@@ -5,34 +5,33 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, Weak};
 use std::time::Duration;
 
-use memferry_sys::fork::OwnerProcess;
+use memferry_sys::fork::PerProcess;
 
-use super::lock;
 use crate::port::Port;
 
 /// Interval between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
+#[derive(Default)]
 struct WatchedPorts {
     /// Ports with operations that may wait for a claim.
     ports: Vec<Weak<Port>>,
-    /// The process in which the thread runs: a forked child has no such thread.
-    runs_in: Option<OwnerProcess>,
+    /// Whether the thread runs.
+    is_polled: bool,
 }
 
-static WATCHED_PORTS: Mutex<WatchedPorts> =
-    Mutex::new(WatchedPorts { ports: Vec::new(), runs_in: None });
+/// Those of this process, which has the thread.
+static WATCHED_PORTS: PerProcess<Mutex<WatchedPorts>> = PerProcess::new();
 
 /// Starts to poll the quiescing operations of a port, until none is left. Returns `false` if no
 /// thread can be started.
 pub(crate) fn watch(port: &Weak<Port>) -> bool {
-    let Some(mut watched) = lock(&WATCHED_PORTS) else { return false };
-    if !watched.runs_in.is_some_and(OwnerProcess::is_current) {
+    let mut watched = WATCHED_PORTS.lock();
+    if !watched.is_polled {
         if memferry_sys::thread::spawn("memferry-held", run).is_err() {
             return false;
         }
-        // The ports that the parent process watched are not the child's.
-        *watched = WatchedPorts { ports: Vec::new(), runs_in: Some(OwnerProcess::current()) };
+        watched.is_polled = true;
     }
     watched.add(port.clone());
     true
@@ -51,22 +50,17 @@ fn run() {
         std::thread::sleep(POLL_INTERVAL);
         // Removed before they are polled, so that a port that is added during the poll is polled
         // again.
-        let Some(ports) =
-            lock(&WATCHED_PORTS).map(|mut watched| std::mem::take(&mut watched.ports))
-        else {
-            continue;
-        };
+        let ports = std::mem::take(&mut WATCHED_PORTS.lock().ports);
         // Without the lock: wakers are code of the application, and a port may be dropped here.
         let is_quiescing = |port: &Weak<Port>| {
             let Some(port) = port.upgrade() else { return false };
             catch_unwind(AssertUnwindSafe(|| port.finish_quiesced())).unwrap_or(true)
         };
         let quiescing: Vec<_> = ports.into_iter().filter(is_quiescing).collect();
-        // A thread that holds the lock is about to add a port, so this one blocks.
-        let mut watched = memferry_sys::sync::lock(&WATCHED_PORTS);
+        let mut watched = WATCHED_PORTS.lock();
         quiescing.into_iter().for_each(|port| watched.add(port));
         if watched.ports.is_empty() {
-            watched.runs_in = None;
+            watched.is_polled = false;
             return;
         }
     }

@@ -4,11 +4,14 @@
 use std::ffi::c_int;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+<<<<<<< HEAD
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Once, OnceLock};
+=======
+>>>>>>> 0d397bed (sys: leave no static half made or locked in a forked child)
 
 use memferry_sys::cross_memory::CrossMemoryDenied;
-use memferry_sys::fork::OwnerProcess;
+use memferry_sys::fork::{ForkSafe, OwnerProcess};
 use memferry_sys::peer_process::Credentials;
 use memferry_sys::settings;
 use memferry_sys::shared_memory::{Mapping, SealedMemory};
@@ -24,8 +27,8 @@ static IS_ADOPTED: AtomicBool = AtomicBool::new(false);
 
 /// Makes the heap of this process a region, if there is one.
 pub(crate) fn adopt() {
-    static ADOPTED: Once = Once::new();
-    ADOPTED.call_once(|| {
+    static ADOPTED: ForkSafe<()> = ForkSafe::new();
+    ADOPTED.get_or_init(|| {
         // SAFETY: a query of the loader.
         let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"memferry_shared_heap".as_ptr()) };
         if let Some(found) = NonNull::new(found) {

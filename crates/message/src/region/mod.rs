@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use memferry_copy::{OwnedSource, OwnedTarget};
-use memferry_sys::fork::OwnerProcess;
+use memferry_sys::fork::{OwnerProcess, PerProcess};
 use memferry_sys::shared_memory::{Mapping, Protection, SealedMemory};
 
 /// A shareable allocation of this process.
@@ -59,8 +59,19 @@ impl SharedAllocation {
     }
 }
 
+type Regions = BTreeMap<usize, Arc<SharedAllocation>>;
+
 /// All shareable allocations of this process, by address.
-static REGIONS: RwLock<BTreeMap<usize, Arc<SharedAllocation>>> = RwLock::new(BTreeMap::new());
+static REGIONS: PerProcess<RwLock<Regions>> = PerProcess::new();
+
+/// The list of this process. A child takes its parent's, unless a thread was changing it at the fork: then messages
+/// of the child take the memory of its parent's buffers for ordinary memory.
+fn regions() -> &'static RwLock<Regions> {
+    REGIONS.get_or_make(|inherited| {
+        let list = inherited.and_then(|inherited| inherited.try_write().ok());
+        RwLock::new(list.map(|mut list| std::mem::take(&mut *list)).unwrap_or_default())
+    })
+}
 
 /// The number of allocations: most programs have none, and find that out by one load.
 static REGION_COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -70,7 +81,7 @@ pub(crate) fn find(address: *const u8, length: usize) -> Option<Arc<SharedAlloca
     if REGION_COUNT.load(Ordering::Relaxed) == 0 {
         return None;
     }
-    let regions = REGIONS.read().unwrap_or_else(PoisonError::into_inner);
+    let regions = regions().read().unwrap_or_else(PoisonError::into_inner);
     let (start, region) = regions.range(..=address as usize).next_back()?;
     let end = (address as usize).checked_add(length)?;
     let is_here = region.heap_owner.is_none_or(OwnerProcess::is_current);
@@ -86,7 +97,7 @@ static RELEASED_EPOCH: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns whether a region still exists.
 pub(crate) fn exists(region: &SharedAllocation) -> bool {
-    let regions = REGIONS.read().unwrap_or_else(PoisonError::into_inner);
+    let regions = regions().read().unwrap_or_else(PoisonError::into_inner);
     let found = regions.get(&(region.address() as usize));
     found.is_some_and(|found| found.id == region.id)
 }
@@ -142,7 +153,7 @@ fn next_id() -> io::Result<u32> {
 /// Adds a region to the list.
 fn insert(region: SharedAllocation) -> Arc<SharedAllocation> {
     let region = Arc::new(region);
-    let mut regions = REGIONS.write().unwrap_or_else(PoisonError::into_inner);
+    let mut regions = regions().write().unwrap_or_else(PoisonError::into_inner);
     regions.insert(region.address() as usize, region.clone());
     REGION_COUNT.store(regions.len(), Ordering::Relaxed);
     region
@@ -150,7 +161,7 @@ fn insert(region: SharedAllocation) -> Arc<SharedAllocation> {
 
 impl Drop for ShareableBuffer {
     fn drop(&mut self) {
-        let mut regions = REGIONS.write().unwrap_or_else(PoisonError::into_inner);
+        let mut regions = regions().write().unwrap_or_else(PoisonError::into_inner);
         regions.remove(&(self.region.address() as usize));
         RELEASED_EPOCH.fetch_add(1, Ordering::Relaxed);
         REGION_COUNT.store(regions.len(), Ordering::Relaxed);

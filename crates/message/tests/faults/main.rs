@@ -6,12 +6,15 @@
 //! the flow passes without one. Each time the result is correct or an error, nothing is left
 //! behind, and the next attempt works.
 //!
+//! A process also forks while one of its threads is at any of these steps.
+//!
 //! `cargo test -p memferry-message --features faults --test faults`
 
 mod crowd;
 mod deaths;
 mod failures;
 mod flows;
+mod forks;
 mod subject;
 
 #[test]
@@ -20,6 +23,7 @@ fn other_processes_begin_here() {
         Some("subject") => subject::serve(),
         Some("victim") => subject::walk_once(),
         Some("starter") => crowd::start_up(),
+        Some("forker") => forks::fork_at_step(),
         _ => {}
     }
 }

@@ -29,6 +29,7 @@ impl SubjectCommand {
                 format!("{word} {} {nth} {error}", number(call))
             }
             FaultPlan::Kill { nth } => format!("die 0 {nth} 0"),
+            FaultPlan::Hold { .. } => panic!("a subject is not held"),
         };
         format!("{} {} {plan}", self.flow, self.name)
     }

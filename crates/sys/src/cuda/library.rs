@@ -3,9 +3,9 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::NonNull;
-use std::sync::OnceLock;
 
 use super::{CudaDeviceInfo, DriverError};
+use crate::fork::ForkSafe;
 
 /// The oldest supported driver: CUDA 11.4.
 const MIN_VERSION: u32 = 11_040;
@@ -131,7 +131,7 @@ pub fn inventory() -> CudaInventory {
 /// The functions of the initialised driver. `Err(None)`: no driver is installed; `Err(Some)`: why
 /// it cannot be used.
 pub(super) fn library() -> Result<&'static Calls, Option<String>> {
-    static CALLS: OnceLock<Result<Calls, Option<String>>> = OnceLock::new();
+    static CALLS: ForkSafe<Result<Calls, Option<String>>> = ForkSafe::new();
     let load = || {
         let calls = Calls::find(load_library()?).map_err(|name| {
             Some(format!(

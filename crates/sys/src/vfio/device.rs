@@ -2,8 +2,8 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use super::address_space::DmaAddressSpace;
 use super::error::{VfioError, refused};
@@ -12,6 +12,7 @@ use super::pci::{PciBus, PciDevice, PciId};
 use super::registers::Registers;
 
 use crate::device::{DmaDevice, DmaDirection, Width};
+use crate::fork::ForkSafe;
 use crate::pages::page_bytes;
 use crate::portal::{self, Portal};
 use crate::residency;
@@ -294,7 +295,7 @@ impl Drop for VfioDevice {
 /// Before Linux 6.2 the kernel replaced a page that had not been written before, and the device
 /// continued to read the old one.
 fn keeps_read_only_pins() -> bool {
-    static KEEPS_READ_ONLY_PINS: OnceLock<bool> = OnceLock::new();
+    static KEEPS_READ_ONLY_PINS: ForkSafe<bool> = ForkSafe::new();
     *KEEPS_READ_ONLY_PINS.get_or_init(|| {
         let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         is_at_least(&release, (6, 2))
