@@ -173,6 +173,18 @@ impl BatchSummary {
     }
 }
 
+/// Rejects memory of a device in a batch of buffers.
+fn check_memory(
+    side: &'static str,
+    item: usize,
+    memory: MemoryKind,
+) -> Result<(), ValidationError> {
+    match memory {
+        MemoryKind::Host => Ok(()),
+        MemoryKind::Device => Err(ValidationError::BatchMemory { side, item }),
+    }
+}
+
 impl Ferry {
     /// Starts many copies between owned buffers as one transfer, which is complete when all of them
     /// are, and returns the buffers then. There must be as many targets as sources, each of the
@@ -200,16 +212,13 @@ impl Ferry {
                 }
                 .into());
             }
-            let item = |(from, to): &BufferPair| {
+            let item = |(item, (from, to)): (usize, &BufferPair)| {
                 let length = check_lengths(from.length, to.length)?;
-                match (from.memory, to.memory) {
-                    (MemoryKind::Host, MemoryKind::Host) => {
-                        Ok(BatchItem::copy(from.address, to.address, length))
-                    }
-                    _ => Err(ValidationError::NoEngine.into()),
-                }
+                check_memory("source", item, from.memory)?;
+                check_memory("target", item, to.memory)?;
+                Ok(BatchItem::copy(from.address, to.address, length))
             };
-            let items = pairs.iter().map(item).collect::<Result<Vec<_>, Error>>()?;
+            let items = pairs.iter().enumerate().map(item).collect::<Result<Vec<_>, Error>>()?;
             // SAFETY: the transfer owns all buffers and returns them only after completion; no two
             // of them share memory that is written.
             unsafe { self.start_many_raw(&items, Options::new()) }
@@ -233,11 +242,11 @@ impl Ferry {
         value: u8,
     ) -> Result<OwnedFills<T>, FailedTransfer<(), Vec<T>>> {
         OwnedTransfer::start_fills(targets, |spans| {
-            let item = |to: &BufferSpan<*mut u8>| match to.memory {
-                MemoryKind::Host => Ok(BatchItem::fill(to.address, value, to.length)),
-                MemoryKind::Device => Err(ValidationError::NoEngine.into()),
+            let item = |(item, to): (usize, &BufferSpan<*mut u8>)| {
+                check_memory("target", item, to.memory)?;
+                Ok(BatchItem::fill(to.address, value, to.length))
             };
-            let items = spans.iter().map(item).collect::<Result<Vec<_>, Error>>()?;
+            let items = spans.iter().enumerate().map(item).collect::<Result<Vec<_>, Error>>()?;
             // SAFETY: the transfer owns all buffers and returns them only after completion; no two
             // of them share memory.
             unsafe { self.start_many_raw(&items, Options::new()) }

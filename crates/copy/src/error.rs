@@ -1,7 +1,7 @@
 //! Errors of the copy core, one type for each phase.
 
 use memferry_engine::cpu::ProfileError;
-use memferry_engine::{ExecutionError, OpenError};
+use memferry_engine::{ExecutionError, MemoryKind, Opcode, OpenError};
 use memferry_memory::pin_cache::PinCacheError;
 use thiserror::Error;
 
@@ -15,7 +15,7 @@ use thiserror::Error;
 /// assert_eq!(refused, Err(Error::Validation(expected)));
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ValidationError {
     /// A pointer is null and the length is above zero.
@@ -94,9 +94,30 @@ pub enum ValidationError {
     },
     /// No engine reaches the memory, or none supports the operation on it.
     #[error(
-        "no engine can do this operation on this kind of memory: add an engine that reaches it"
+        "no engine of this ferry ({engines}) can do the operation {}, source in {} memory, target in {} memory: \
+         build the ferry with the device that the memory is of (FerryBuilder::gpu, adma_use_gpu, MEMFERRY_GPU)",
+        operation.name(), source_memory.name(), target_memory.name()
     )]
-    NoEngine,
+    NoEngine {
+        /// The operation.
+        operation: Opcode,
+        /// The kind of memory of the source.
+        source_memory: MemoryKind,
+        /// The kind of memory of the target.
+        target_memory: MemoryKind,
+        /// The names of the engines that were asked.
+        engines: String,
+    },
+    /// A buffer of a batch is not in host memory.
+    #[error(
+        "the {side} of item {item} is device memory: a batch of buffers has host memory only; copy the item alone"
+    )]
+    BatchMemory {
+        /// "source" or "target".
+        side: &'static str,
+        /// The number of the item, from 0.
+        item: usize,
+    },
 }
 
 /// The cookie names no transfer of the ferry.

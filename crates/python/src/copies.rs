@@ -345,7 +345,7 @@ fn explain(py: Python<'_>, nbytes: u64, blocking: bool, gpu: Option<i32>) -> PyR
         query.target_memory = MemoryKind::Device;
     }
     let plan = ferry.explain(&query);
-    let plan = plan.ok_or_else(|| PyValueError::new_err("no engine can copy that"))?;
+    let plan = plan.ok_or_else(|| copy_error(&ferry.plan_context().no_engine(&query).into()))?;
     Ok(format!("{:?}: {}", plan.strategy, plan.reason))
 }
 

@@ -177,7 +177,7 @@ fn of_validation(error: &ValidationError) -> c_int {
         ValidationError::Null { .. } => ADMA_EFAULT,
         ValidationError::Wraps { .. } => ADMA_EOVERFLOW,
         ValidationError::OutOfRange { .. } => ADMA_ERANGE,
-        ValidationError::NoEngine => ADMA_EOPNOTSUPP,
+        ValidationError::NoEngine { .. } | ValidationError::BatchMemory { .. } => ADMA_EOPNOTSUPP,
         _ => ADMA_EINVAL,
     }
 }

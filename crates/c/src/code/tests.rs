@@ -21,6 +21,12 @@ fn one_of_each() -> Vec<(c_int, CallError)> {
     let wraps = ValidationError::Wraps { side, address: u64::MAX, length: 2 };
     let range = ValidationError::OutOfRange { from: 1, to: 3, length: 2 };
     let lengths = ValidationError::LengthMismatch { source_bytes: 1, target_bytes: 2 };
+    let no_engine = ValidationError::NoEngine {
+        operation: memferry::engine::Opcode::Copy,
+        source_memory: memferry::MemoryKind::Host,
+        target_memory: memferry::MemoryKind::Device,
+        engines: "cpu".into(),
+    };
     let bad_memory = ExecutionError::BadMemory { address: 1, done_bytes };
     let system = OpenError::System { engine: engine.clone(), reason: "no threads".into() };
     let no_gpu = OpenError::System { engine: "cuda".into(), reason: "no driver".into() };
@@ -32,7 +38,8 @@ fn one_of_each() -> Vec<(c_int, CallError)> {
         copy(ADMA_EOVERFLOW, wraps.into()),
         copy(ADMA_ERANGE, range.into()),
         copy(ADMA_EINVAL, lengths.into()),
-        copy(ADMA_EOPNOTSUPP, ValidationError::NoEngine.into()),
+        copy(ADMA_EOPNOTSUPP, no_engine.into()),
+        copy(ADMA_EOPNOTSUPP, ValidationError::BatchMemory { side, item: 1 }.into()),
         copy(ADMA_EBADF, CookieError::Foreign(-14).into()),
         copy(ADMA_ESTALE, CookieError::Foreign(14).into()),
         copy(ADMA_ENOENT, CookieError::Unknown(14).into()),

@@ -23,6 +23,7 @@ use limits::{COLD_STREAM_BYTES, MIN_CHUNK, MIN_SHARE};
 pub use limits::{max_backlog_bytes, placed_bytes, worth_waking};
 pub use reason::CopyReason;
 
+use crate::error::ValidationError;
 use crate::request::CacheHint;
 use memferry_sys::stats::kinds::CopyPath;
 
@@ -140,6 +141,19 @@ pub struct CopyPlanContext {
     pub engines: Vec<EngineSummary>,
     /// The maximum number of channels that share one transfer.
     pub spread: usize,
+}
+
+impl CopyPlanContext {
+    /// The error of a request for which there is no plan.
+    pub fn no_engine(&self, question: &CopyQuery) -> ValidationError {
+        let engines: Vec<&str> = self.engines.iter().map(|engine| engine.name.as_str()).collect();
+        ValidationError::NoEngine {
+            operation: question.operation,
+            source_memory: question.source_memory,
+            target_memory: question.target_memory,
+            engines: if engines.is_empty() { "it has none".to_owned() } else { engines.join(", ") },
+        }
+    }
 }
 
 /// The properties of a request that the plan depends on.

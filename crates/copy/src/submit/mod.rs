@@ -89,7 +89,8 @@ impl FerryCore {
             target_memory: request.target_memory,
             reuse: self.record_use(request),
         };
-        let plan = plan::plan(&self.plan_context, &question).ok_or(ValidationError::NoEngine)?;
+        let plan = plan::plan(&self.plan_context, &question);
+        let plan = plan.ok_or_else(|| self.plan_context.no_engine(&question))?;
         if !request.is_host_only() {
             self.check_device(request, plan.strategy)?;
         }
@@ -113,7 +114,8 @@ impl FerryCore {
             no_caller_assist: options.no_caller_assist,
             ..CopyQuery::copy(bytes, blocking)
         };
-        plan::plan(&self.plan_context, &question).ok_or(ValidationError::NoEngine)
+        let plan = plan::plan(&self.plan_context, &question);
+        plan.ok_or_else(|| self.plan_context.no_engine(&question))
     }
 
     /// Rejects memory of a device that the engine of the plan does not reach.

@@ -184,8 +184,15 @@ fn memory_that_no_engine_reaches_is_refused() {
     let request = Request::copy([1u8; 4].as_ptr(), target.as_mut_ptr(), 4)
         .memory(MemoryKind::Host, MemoryKind::Device);
     // SAFETY: refused before any memory is accessed.
-    let refused = unsafe { ferry().start_raw(request) };
-    assert_eq!(refused.unwrap_err(), ValidationError::NoEngine.into());
+    let refused = unsafe { ferry().start_raw(request) }.unwrap_err();
+    assert!(matches!(refused, Error::Validation(ValidationError::NoEngine { .. })));
+    let text = refused.to_string();
+    assert!(
+        text.starts_with(
+            "no engine of this ferry (cpu) can do the operation copy, source in host memory, target in device memory: "
+        ),
+        "{text}"
+    );
 }
 
 #[test]

@@ -174,7 +174,9 @@ fn a_batch_that_is_refused_returns_its_buffers_untouched() {
     let ferry = ferry();
     let targets = vec![Odd::host(100), Odd::device(200)];
     let failed = ferry.ifill_many(targets, 7).unwrap_err();
-    assert_eq!(failed.error, Error::Validation(ValidationError::NoEngine));
+    let expected = ValidationError::BatchMemory { side: "target", item: 1 };
+    assert_eq!(failed.error, Error::Validation(expected));
+    assert!(failed.error.to_string().starts_with("the target of item 1 is device memory"));
     let lengths: Vec<_> = failed.target.iter().map(|target| target.bytes.len()).collect();
     assert_eq!(lengths, [100, 200]);
     assert!(failed.target.iter().all(|target| target.bytes.iter().all(|&byte| byte == 0)));

@@ -23,6 +23,16 @@ pub enum MemoryKind {
     Device,
 }
 
+impl MemoryKind {
+    /// The name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Device => "device",
+        }
+    }
+}
+
 /// A set of operations.
 ///
 /// ```

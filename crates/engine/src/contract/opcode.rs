@@ -30,6 +30,19 @@ pub enum Opcode {
 }
 
 impl Opcode {
+    /// The name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Copy => "copy",
+            Self::Move => "move",
+            Self::Fill => "fill",
+            Self::Compare => "compare",
+            Self::Crc => "CRC",
+            Self::CopyCrc => "copy with CRC",
+            Self::Dualcast => "dualcast",
+        }
+    }
+
     /// Whether the operation computes a CRC.
     pub const fn has_crc(self) -> bool {
         matches!(self, Self::Crc | Self::CopyCrc)
