@@ -168,7 +168,7 @@ pub extern "C" fn adma_wait(cookie: i64) -> c_int {
 pub extern "C" fn adma_result(cookie: i64) -> i64 {
     guarded("adma_result", || {
         let (link, number) = links().of_cookie(cookie)?;
-        let ended = link.check(number)?.ok_or_else(not_yet)?;
+        let ended = link.check(number)?.ok_or_else(|| not_yet(cookie))?;
         ended.length().map(u64::cast_signed)
     })
 }
@@ -184,7 +184,7 @@ pub extern "C" fn adma_result(cookie: i64) -> i64 {
 pub unsafe extern "C" fn adma_lengths(cookie: i64, message: *mut u64, buffer: *mut u64) -> c_int {
     guarded("adma_lengths", || {
         let (link, number) = links().of_cookie(cookie)?;
-        let ended = link.check(number)?.ok_or_else(not_yet)?;
+        let ended = link.check(number)?.ok_or_else(|| not_yet(cookie))?;
         let (found_message, found_buffer) = ended.lengths()?;
         for (to, found) in [(message, found_message), (buffer, found_buffer)] {
             if !to.is_null() && !to.is_aligned() {
@@ -228,6 +228,9 @@ pub extern "C" fn adma_close(fd: c_int) -> c_int {
     guarded("adma_close", || links().close(fd).map(|()| 0))
 }
 
-fn not_yet() -> CallError {
-    CallError::new(ADMA_EINPROGRESS, "this is not complete yet: check or wait first")
+fn not_yet(cookie: i64) -> CallError {
+    let text = format!(
+        "the operation of cookie {cookie} is not complete yet: adma_check or adma_wait first"
+    );
+    CallError::new(ADMA_EINPROGRESS, text)
 }

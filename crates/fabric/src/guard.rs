@@ -71,7 +71,7 @@ impl From<&Error> for FiError {
             },
             Error::Truncated { .. } => FI_ETRUNC,
             Error::PeerDisconnected(_) => FI_ECONNRESET,
-            Error::Cancelled => FI_ECANCELED,
+            Error::Cancelled(_) => FI_ECANCELED,
             Error::Closed => FI_ESHUTDOWN,
             Error::BadMemory(_) => FI_EFAULT,
             Error::Withdrawn => FI_ENOKEY,

@@ -261,12 +261,13 @@ pub mod message {
     #[doc(hidden)]
     pub use memferry_message::*;
     pub use memferry_message::{
-        CollectiveError, ConnectError, CrossMemoryDenied, DisconnectReason, Element, ElementType,
-        Endpoint, EndpointBuilder, Error, FailedOperation, IntoSegments, IntoSegmentsMut, Job,
-        Link, Listener, MAX_SEGMENTS, MemorySide, MessageStatus, Operation, OperationScope,
-        OwnedOperation, Peer, PeerAccess, PutNotification, RawMemory, ReadyFd, ReduceOp, Reduction,
-        RemoteWindow, Rights, ScopedOperation, Segment, ShareableBuffer, Source, SystemError,
-        TAG_ALL, TAG_ANY, ValidationError, Window, WindowHandle,
+        CollectiveError, ConnectError, CrossMemoryDenied, Disconnect, DisconnectReason, Element,
+        ElementType, Endpoint, EndpointBuilder, Error, FailedOperation, IntoSegments,
+        IntoSegmentsMut, Job, Link, Listener, MAX_SEGMENTS, MemorySide, MessageStatus, Operation,
+        OperationName, OperationScope, OwnedOperation, Peer, PeerAccess, PeerName, PutNotification,
+        RawMemory, ReadyFd, ReduceOp, Reduction, RemoteWindow, Rights, ScopedOperation, Segment,
+        ShareableBuffer, Source, SystemError, TAG_ALL, TAG_ANY, ValidationError, Window,
+        WindowHandle,
     };
 }
 

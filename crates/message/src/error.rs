@@ -39,13 +39,13 @@ pub enum Error {
         buffer_bytes: u64,
     },
     /// The peer's process exited, or the peer closed its side.
-    #[error("peer disconnected: {0}")]
-    PeerDisconnected(DisconnectReason),
+    #[error(transparent)]
+    PeerDisconnected(#[from] Disconnect),
     /// The operation was cancelled before it was matched.
-    #[error("cancelled")]
-    Cancelled,
+    #[error("the {0} was cancelled before it met its counterpart: nothing was transferred")]
+    Cancelled(OperationName),
     /// This side was closed.
-    #[error("this endpoint or link was closed")]
+    #[error("this endpoint or link was closed: open another one")]
     Closed,
     /// The memory of the message could not be read or written.
     #[error("the memory of the message cannot be accessed ({0}): is it still mapped?")]
@@ -91,6 +91,95 @@ impl std::fmt::Debug for Error {
     }
 }
 
+/// The end of a connection: of which peer, and why.
+///
+/// ```
+/// use memferry::message::{Disconnect, DisconnectReason, Error};
+///
+/// fn has_closed(error: &Error) -> bool {
+///     matches!(error, Error::PeerDisconnected(Disconnect { reason: DisconnectReason::Closed, .. }))
+/// }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{peer} disconnected: {reason}")]
+#[non_exhaustive]
+pub struct Disconnect {
+    /// The peer.
+    pub peer: PeerName,
+    /// The cause.
+    pub reason: DisconnectReason,
+}
+
+impl Disconnect {
+    /// The disconnect of a peer.
+    pub(crate) fn new(peer: PeerName, reason: DisconnectReason) -> Self {
+        Self { peer, reason }
+    }
+}
+
+/// The disconnect of a peer that the caller does not know.
+impl From<DisconnectReason> for Disconnect {
+    fn from(reason: DisconnectReason) -> Self {
+        Self { peer: PeerName::default(), reason }
+    }
+}
+
+/// A peer, as errors name it: its name and its process.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PeerName(Option<Arc<str>>);
+
+impl PeerName {
+    pub(crate) fn new(text: &str) -> Self {
+        Self(Some(text.into()))
+    }
+
+    /// The peer with a name, which may be empty, and a process id, which may be 0.
+    pub(crate) fn of_process(name: &str, pid: u32) -> Self {
+        Self::new(&match (name, pid) {
+            ("", 0) => "a peer in another container".to_owned(),
+            ("", pid) => format!("the peer in process {pid}"),
+            (name, 0) => format!("peer {name}"),
+            (name, pid) => format!("peer {name} (process {pid})"),
+        })
+    }
+
+    /// Whether nothing is known of the peer.
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
+impl std::fmt::Display for PeerName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0.as_deref().unwrap_or("the peer"))
+    }
+}
+
+/// An operation, as errors name it: what it does, with which peer and tag.
+///
+/// ```
+/// use memferry::message::{Endpoint, TAG_ALL};
+///
+/// let endpoint = Endpoint::open("doc-operation-name")?;
+/// let receive = endpoint.irecv(memferry::message::Source::Any, 7, TAG_ALL, vec![0u8; 8])?;
+/// assert_eq!(receive.name().to_string(), "receive of up to 8 bytes with tag 7 from any peer");
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OperationName(Arc<str>);
+
+impl From<&str> for OperationName {
+    fn from(text: &str) -> Self {
+        Self(text.into())
+    }
+}
+
+impl std::fmt::Display for OperationName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 /// The process whose memory cannot be accessed.
 ///
 /// ```
@@ -118,11 +207,9 @@ impl std::fmt::Display for MemorySide {
 /// The cause of a disconnect.
 ///
 /// ```
-/// use memferry::message::{DisconnectReason, Error};
+/// use memferry::message::DisconnectReason;
 ///
-/// fn has_closed(error: &Error) -> bool {
-///     matches!(error, Error::PeerDisconnected(DisconnectReason::Closed))
-/// }
+/// assert!(DisconnectReason::Exited.to_string().starts_with("its process has exited"));
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -138,9 +225,18 @@ pub enum DisconnectReason {
 impl std::fmt::Display for DisconnectReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Exited => f.write_str("its process has exited"),
-            Self::Closed => f.write_str("it closed the connection"),
-            Self::ProtocolViolation(what) => write!(f, "protocol violation ({what})"),
+            Self::Exited => {
+                f.write_str("its process has exited; connect again when it has restarted")
+            }
+            Self::Closed => {
+                f.write_str("it closed the connection; connect again if it still listens")
+            }
+            Self::ProtocolViolation(what) => {
+                write!(
+                    f,
+                    "it violated the protocol ({what}); use one version of the library on both sides"
+                )
+            }
         }
     }
 }
@@ -165,8 +261,8 @@ pub enum ValidationError {
     #[error("a null pointer with a length of {0} bytes")]
     NullPointer(usize),
     /// No message is claimed under that number.
-    #[error("no message is claimed under that number, or it was received already")]
-    NoSuchClaim,
+    #[error("no message is claimed under the number {0}, or it was received already")]
+    NoSuchClaim(u64),
     /// The segments together are longer than the address space.
     #[error("the segments together are longer than the address space")]
     TooLong,

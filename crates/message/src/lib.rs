@@ -54,7 +54,10 @@ pub use connect::access_probe::PeerAccess;
 pub use endpoint::{Endpoint, ReadyFd, TAG_ALL, TAG_ANY};
 #[doc(hidden)]
 pub use envelope::{Envelope, MatchSpace, MatchSpec};
-pub use error::{ConnectError, DisconnectReason, Error, MemorySide, SystemError, ValidationError};
+pub use error::{
+    ConnectError, Disconnect, DisconnectReason, Error, MemorySide, OperationName, PeerName,
+    SystemError, ValidationError,
+};
 pub use job::Job;
 pub use link::Link;
 pub use link_listener::Listener;

@@ -62,7 +62,7 @@ pub(crate) fn message_error(error: &message::Error) -> PyErr {
         | message::Error::Collective(RankDied(_) | RankLeft(_)) => {
             PeerDisconnected::new_err(text(error))
         }
-        message::Error::Cancelled => Cancelled::new_err(text(error)),
+        message::Error::Cancelled(_) => Cancelled::new_err(text(error)),
         _ => Error::new_err(text(error)),
     }
 }
@@ -85,6 +85,7 @@ pub(crate) fn system_error(what: &str, error: &std::io::Error) -> PyErr {
 }
 
 /// The timeout of a wait has passed.
-pub(crate) fn timeout_error(what: &str) -> PyErr {
-    PyTimeoutError::new_err(format!("the {what} is not complete yet"))
+pub(crate) fn timeout_error(what: impl std::fmt::Display, timeout: Option<f64>) -> PyErr {
+    let seconds = timeout.unwrap_or_default();
+    PyTimeoutError::new_err(format!("the {what} is not complete after {seconds} s: wait longer"))
 }

@@ -165,7 +165,10 @@ impl Operation {
         match outcome {
             Some(Ok(status)) => Status::new(py, status),
             Some(Err(error)) => Err(message_error(&error)),
-            None => Err(timeout_error("operation")),
+            None => Err(match &*self.lock() {
+                OperationState::InFlight(operation) => timeout_error(operation.name(), timeout),
+                _ => timeout_error("operation that another thread waits for", timeout),
+            }),
         }
     }
 }

@@ -113,7 +113,10 @@ impl Transfer {
         release::drain(py);
         match ended {
             Some(outcome) => outcome.map_err(|error| copy_error(&error)),
-            None => Err(timeout_error("copy")),
+            None => {
+                let bytes = self.transfer.len();
+                Err(timeout_error(format_args!("copy of {bytes} bytes"), timeout))
+            }
         }
     }
 

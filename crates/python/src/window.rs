@@ -92,7 +92,10 @@ impl Window {
                 .and_then(std::convert::identity)
                 .transpose()
         })?;
-        found.unwrap_or_else(|| Err(crate::error::timeout_error("notification")))
+        found.unwrap_or_else(|| {
+            let what = format_args!("notification at offset {offset} by the value {value}");
+            Err(crate::error::timeout_error(what, timeout))
+        })
     }
 
     /// Withdraws the window: no peer accesses the memory after this.

@@ -93,7 +93,11 @@ impl OpenLink {
     /// An access that finds the connection closed cannot tell which side closed it.
     pub(crate) fn map_close_error(&self, error: Error) -> Error {
         match error {
-            Error::PeerDisconnected(DisconnectReason::Closed) if self.is_closed() => Error::Closed,
+            Error::PeerDisconnected(gone)
+                if gone.reason == DisconnectReason::Closed && self.is_closed() =>
+            {
+                Error::Closed
+            }
             other => other,
         }
     }

@@ -358,7 +358,7 @@ static void wait_for_the_killed(struct side *side) {
     unsigned char *large = take(LARGE);
     int64_t read = adma_iread(side->fd, large, LARGE), write = adma_iwrite(side->fd, large, LARGE);
     CHECK(read == ADMA_EPIPE || adma_wait(read) == ADMA_EPIPE);
-    CHECK_SAYS("peer disconnected");
+    CHECK_SAYS("disconnected: its process has exited");
     /* It may have been read before. */
     int written = write >= 0 ? adma_wait(write) : (int)write;
     CHECK(written == 0 || written == ADMA_EPIPE);

@@ -312,7 +312,7 @@ static void put_until_the_owner_is_gone(struct side *side) {
                         : start_and_wait(remote, memory, length);
     }
     CHECK_IS(code, ADMA_EPIPE);
-    CHECK_SAYS("peer disconnected");
+    CHECK_SAYS("disconnected: its process has exited");
     CHECK_IS(adma_get(remote, 0, memory, 1), ADMA_EPIPE);
     CHECK_IS(start_and_wait(remote, memory, LARGE), ADMA_EPIPE);
     /* A fence copies nothing: it detects the exit when the system reports it, shortly

@@ -88,16 +88,18 @@ pub enum ExecutionError {
         done_bytes: u64,
     },
     /// Cancelled by request.
-    #[error("cancelled after {done_bytes} bytes")]
+    #[error("the transfer was cancelled after {done_bytes} bytes")]
     Cancelled {
         /// Bytes done, not necessarily the first ones.
         done_bytes: u64,
     },
     /// The transfer was not started: a transfer that it was ordered after failed.
-    #[error("not started: a transfer that it was ordered after failed")]
+    #[error(
+        "the transfer was not started: one that it was ordered after failed, whose error says why"
+    )]
     Predecessor,
     /// The process forked; the threads that execute the transfer are in the parent.
-    #[error("started before a fork: only the parent process can wait for this transfer")]
+    #[error("the transfer was started before a fork: only the parent process can wait for it")]
     Forked,
 }
 

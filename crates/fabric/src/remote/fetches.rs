@@ -35,7 +35,7 @@ impl FabricTransport {
         let reason = self.peers[peer].disconnect_reason();
         let (Some(offer), None) = (offer, &reason) else {
             let reason = reason.unwrap_or(DisconnectReason::Exited);
-            return self.report_fetched(number, Err(Error::PeerDisconnected(reason)));
+            return self.report_fetched(number, Err(Error::PeerDisconnected(reason.into())));
         };
         let length = length.min(offer.length).min(iov::total(segments));
         if length == 0 {
@@ -113,7 +113,10 @@ impl FabricTransport {
                 self.push_control(peer, &PacketBody::Fin { ticket: fetch.ticket });
             }
         }
-        self.report_fetched(fetch.number, outcome.map_err(Error::PeerDisconnected));
+        self.report_fetched(
+            fetch.number,
+            outcome.map_err(|reason| Error::PeerDisconnected(reason.into())),
+        );
         self.finish_disconnect(peer);
     }
 

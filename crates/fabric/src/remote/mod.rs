@@ -314,7 +314,7 @@ impl RemoteTransport for FabricTransport {
         match self.peer_of(peer) {
             Some(peer) => self.start_send(peer, number, envelope, segments, delivered),
             None => {
-                let outcome = Err(Error::PeerDisconnected(DisconnectReason::Exited));
+                let outcome = Err(Error::PeerDisconnected(DisconnectReason::Exited.into()));
                 self.events.push(RemoteEvent::Sent { number, outcome });
             }
         }
@@ -324,7 +324,10 @@ impl RemoteTransport for FabricTransport {
         match self.peer_of(peer) {
             Some(peer) => self.start_fetch(peer, ticket, number, segments, length),
             None => {
-                self.report_fetched(number, Err(Error::PeerDisconnected(DisconnectReason::Exited)));
+                self.report_fetched(
+                    number,
+                    Err(Error::PeerDisconnected(DisconnectReason::Exited.into())),
+                );
             }
         }
     }
@@ -338,7 +341,8 @@ impl RemoteTransport for FabricTransport {
     fn start_rma(&mut self, peer: u64, number: u64, access: &RemoteRma) {
         match self.peer_of(peer) {
             Some(peer) => self.begin_rma(peer, number, access),
-            None => self.report_rma(number, Err(Error::PeerDisconnected(DisconnectReason::Exited))),
+            None => self
+                .report_rma(number, Err(Error::PeerDisconnected(DisconnectReason::Exited.into()))),
         }
     }
 

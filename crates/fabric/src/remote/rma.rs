@@ -171,7 +171,7 @@ impl RmaTransfer {
 impl FabricTransport {
     pub(super) fn begin_rma(&mut self, peer: usize, number: u64, access: &RemoteRma) {
         if let Some(reason) = self.peers[peer].disconnect_reason() {
-            return self.report_rma(number, Err(Error::PeerDisconnected(reason)));
+            return self.report_rma(number, Err(Error::PeerDisconnected(reason.into())));
         }
         self.peers[peer].rma.start(number, access);
         self.request_fragments(peer);
@@ -211,7 +211,7 @@ impl FabricTransport {
     /// Fails the accesses to a disconnected peer.
     pub(super) fn drop_rma(&mut self, peer: usize, reason: &DisconnectReason) {
         for number in self.peers[peer].rma.clear() {
-            self.report_rma(number, Err(Error::PeerDisconnected(reason.clone())));
+            self.report_rma(number, Err(Error::PeerDisconnected(reason.clone().into())));
         }
     }
 

@@ -78,7 +78,7 @@ impl FabricTransport {
         delivered: bool,
     ) {
         if let Some(reason) = self.peers[peer].disconnect_reason() {
-            return self.report_sent(number, Err(Error::PeerDisconnected(reason)));
+            return self.report_sent(number, Err(Error::PeerDisconnected(reason.into())));
         }
         let (envelope, remote) = (*envelope, &mut self.peers[peer]);
         let must_wait =
@@ -213,7 +213,10 @@ impl FabricTransport {
             }
             Err(reason) => {
                 if let Some(sending) = self.peers[peer].sends.remove(&ticket) {
-                    self.report_sent(sending.number, Err(Error::PeerDisconnected(reason.clone())));
+                    self.report_sent(
+                        sending.number,
+                        Err(Error::PeerDisconnected(reason.clone().into())),
+                    );
                 }
                 self.disconnect(peer, reason);
             }
@@ -268,7 +271,7 @@ impl FabricTransport {
             sending.is_in_flight()
         });
         for number in ended {
-            self.report_sent(number, Err(Error::PeerDisconnected(reason.clone())));
+            self.report_sent(number, Err(Error::PeerDisconnected(reason.clone().into())));
         }
     }
 

@@ -35,7 +35,10 @@ impl FabricTransport {
         }
         for output in std::mem::take(&mut self.peers[peer].output) {
             if let QueuedOutput::Fetch(fetch) = output {
-                self.report_fetched(fetch.number, Err(Error::PeerDisconnected(reason.clone())));
+                self.report_fetched(
+                    fetch.number,
+                    Err(Error::PeerDisconnected(reason.clone().into())),
+                );
             }
         }
         self.drop_sends(peer);

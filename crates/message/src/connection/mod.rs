@@ -22,7 +22,7 @@ use crate::connect::access_probe::{OwnProbe, PeerAccess};
 use crate::connect::handshake::EndpointUuid;
 use crate::connect::{ConnectionParts, EndpointId};
 use crate::control::ControlMessage;
-use crate::error::DisconnectReason;
+use crate::error::{DisconnectReason, PeerName};
 use crate::quarantine::Writer;
 use crate::region::exported::ExportedRegions;
 use crate::region::imported::ImportedRegions;
@@ -60,6 +60,13 @@ pub(crate) struct PeerInfo {
     pub(crate) is_name_verified: bool,
     /// The name that the peer's socket is bound to, which is the one in its own connect requests.
     pub(crate) bound_name: String,
+}
+
+impl PeerInfo {
+    /// The peer, as errors name it.
+    pub(crate) fn label(&self) -> PeerName {
+        PeerName::of_process(&self.name, self.id.credentials.pid)
+    }
 }
 
 /// A connection to a peer, or of an endpoint to itself.

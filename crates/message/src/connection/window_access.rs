@@ -31,6 +31,7 @@ impl Connection {
         Ok(PeerMemoryParts {
             windows: Arc::new(table),
             pid: self.peer.id.credentials.pid,
+            name: self.peer.label(),
             is_self: self.is_self(),
             access: self.access,
             connection_memory: self.memory.clone(),

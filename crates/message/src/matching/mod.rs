@@ -359,6 +359,11 @@ impl<R: PartialEq + Copy, M> MatchQueues<R, M> {
         self.unexpected.get_mut(id.slot).filter(|message| message.arrival == id.arrival)
     }
 
+    /// What a posted receive matches, if it is still posted.
+    pub(crate) fn key_of(&self, receive: &R) -> Option<&MatchKey> {
+        self.search_posted(|posted| posted == receive).map(|(_, posted)| &posted.key)
+    }
+
     /// Removes a posted receive. Returns `false` if it was matched already.
     pub(crate) fn unpost(&mut self, receive: &R) -> bool {
         self.unpost_if(|posted| posted == receive).is_some()
@@ -366,16 +371,21 @@ impl<R: PartialEq + Copy, M> MatchQueues<R, M> {
 
     /// Removes a posted receive that `is_it` accepts.
     pub(crate) fn unpost_if(&mut self, is_it: impl Fn(&R) -> bool) -> Option<R> {
+        let (slot, _) = self.search_posted(is_it)?;
+        Some(self.remove_posted(slot))
+    }
+
+    fn search_posted(&self, is_it: impl Fn(&R) -> bool) -> Option<(u32, &PostedReceive<R>)> {
         // Programs cancel in the order of posting, or in the reverse one.
         let mut slots = self.posted.iter();
-        while let Some((slot, posted)) = slots.next() {
-            if is_it(&posted.receive) {
-                return Some(self.remove_posted(slot));
+        while let Some(first) = slots.next() {
+            if is_it(&first.1.receive) {
+                return Some(first);
             }
-            if let Some((slot, posted)) = slots.next_back()
-                && is_it(&posted.receive)
+            if let Some(last) = slots.next_back()
+                && is_it(&last.1.receive)
             {
-                return Some(self.remove_posted(slot));
+                return Some(last);
             }
         }
         None

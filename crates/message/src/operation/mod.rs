@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use memferry_sys::EventFd;
 
 use crate::control::OperationId;
-use crate::error::Error;
+use crate::error::{Error, OperationName};
 use crate::port::{MessageStatus, Port, Started};
 pub(crate) use owned::InFlightBuffer;
 pub use owned::{FailedOperation, OwnedOperation};
@@ -227,6 +227,17 @@ impl Operation {
         index
     }
 
+    /// What the operation is, for a message to the user: its bytes, tag and peer. Once it is complete, its
+    /// status says more.
+    pub fn name(&self) -> OperationName {
+        match self.state {
+            HandleState::Pending(number) if self.port.check_fork().is_ok() => {
+                self.port.lock().protocol.operation_name(number)
+            }
+            _ => "operation".into(),
+        }
+    }
+
     /// Cancels the operation. A receive that no message has matched, and a send that no receive has matched,
     /// end with [`Error::Cancelled`]; other operations continue. Does not wait.
     pub fn cancel(&self) {
@@ -259,7 +270,8 @@ impl Operation {
     fn detach(&mut self, buffer: Box<dyn std::any::Any + Send>) {
         if let HandleState::Pending(number) = self.state {
             self.port.lock().protocol.operations.detach(number, buffer);
-            self.state = HandleState::Completed(Err(Error::Cancelled));
+            // No call finds this: the handle is being dropped.
+            self.state = HandleState::Completed(Err(Error::Closed));
         }
     }
 }

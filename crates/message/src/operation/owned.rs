@@ -13,7 +13,7 @@ use memferry_sys::EventFd;
 
 use super::Operation;
 use crate::control::OperationId;
-use crate::error::Error;
+use crate::error::{Error, OperationName};
 use crate::port::MessageStatus;
 
 /// A buffer in flight. `MaybeUninit` keeps the compiler from assuming that no other code accesses the memory
@@ -56,7 +56,7 @@ impl<B> Drop for InFlightBuffer<B> {
 /// let receive = endpoint.irecv(own, 1, TAG_ALL, vec![0u8; 3])?;
 /// receive.cancel();
 /// let failed = receive.wait().unwrap_err();
-/// assert_eq!((failed.error, failed.buffer), (Error::Cancelled, Some(vec![0; 3])));
+/// assert!(matches!(failed.error, Error::Cancelled(_)) && failed.buffer == Some(vec![0; 3]));
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
 pub struct FailedOperation<B> {
@@ -151,6 +151,11 @@ impl<B: Send + 'static> OwnedOperation<B> {
     /// The operation without the buffer, for [`Operation::test`] and [`Operation::wait_any`].
     pub fn operation(&mut self) -> &mut Operation {
         &mut self.operation
+    }
+
+    /// What the operation is, for a message to the user: its bytes, tag and peer.
+    pub fn name(&self) -> OperationName {
+        self.operation.name()
     }
 
     /// Makes progress, and returns whether the operation is complete.

@@ -102,7 +102,7 @@ impl Protocol {
             self.abort_operations(peer, wire, &Error::Closed, uses_memory);
             return connection;
         }
-        let error = Error::PeerDisconnected(reason.clone());
+        let error = self.peers.disconnect_error(peer);
         let first_lost = self.first_lost(peer);
         self.fail_receives_after(peer, first_lost, &error);
         self.abort_operations(peer, wire, &error, |_| true);

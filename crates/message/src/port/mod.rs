@@ -15,6 +15,7 @@ mod disconnect;
 mod event_loop;
 mod fast_receive;
 mod named_peers;
+mod naming;
 mod operations;
 mod peer_search;
 mod peer_table;

@@ -18,7 +18,7 @@ use crate::connect::{ConnectStatus, ConnectedSocket, ListenerAddress, PendingCon
 use crate::connection::{Connection, PeerInfo};
 use crate::control::{OperationId, inline_limit};
 use crate::envelope::Envelope;
-use crate::error::{ConnectError, DisconnectReason, Error, ValidationError};
+use crate::error::{ConnectError, Disconnect, DisconnectReason, Error, ValidationError};
 use crate::matching::MatchKey;
 use crate::plan::PathKind;
 use crate::segments::Segment;
@@ -185,7 +185,8 @@ impl PortState {
         };
         known.refcount -= 1;
         if known.refcount == 0 {
-            let error = Error::PeerDisconnected(DisconnectReason::Closed);
+            let name = self.protocol.peers.peer_name(index);
+            let error = Error::PeerDisconnected(Disconnect::new(name, DisconnectReason::Closed));
             self.fail_queued_sends(index, &error);
             self.protocol.peers[index].named = None;
             // The slot may be reused.
@@ -393,7 +394,8 @@ impl PortState {
         tracing::debug!(peer, %error, "a peer cannot be reached");
         let error = match error {
             Error::Connect(ConnectError::NoListener(_)) => {
-                Error::PeerDisconnected(DisconnectReason::Exited)
+                let name = self.protocol.peers.peer_name(peer);
+                Error::PeerDisconnected(Disconnect::new(name, DisconnectReason::Exited))
             }
             error => error.clone(),
         };

@@ -186,6 +186,13 @@ impl OperationTable {
 
     /// The operation with a number, if the number is current.
     #[inline]
+    pub(crate) fn peek(&self, number: OperationId) -> Option<&OperationEntry> {
+        let (generation, index) = split_id(number);
+        let slot = self.slots.get(index).filter(|slot| slot.generation == generation)?;
+        slot.operation.as_ref()
+    }
+
+    #[inline]
     pub(crate) fn get(&mut self, number: OperationId) -> Option<&mut OperationEntry> {
         let (generation, index) = split_id(number);
         let slot = self.slots.get_mut(index)?;

@@ -24,7 +24,7 @@ use crate::connect::{EndpointId, ListenerAddress};
 use crate::connection::Connection;
 use crate::control::OperationId;
 use crate::envelope::MatchSpec;
-use crate::error::{ConnectError, DisconnectReason, Error, ValidationError};
+use crate::error::{ConnectError, Disconnect, DisconnectReason, Error, ValidationError};
 use crate::matching::{MatchKey, UnexpectedRef};
 use crate::path::ActiveCopy;
 use crate::ring::backpressure::{NO_EAGER, NO_RTS};
@@ -290,7 +290,8 @@ impl PeerTable {
         let slot = self.slots.get(peer.index).filter(|_| peer.port_id == self.port_id);
         let slot = slot.ok_or(ValidationError::UnknownPeer)?;
         if slot.generation != peer.generation {
-            return Err(Error::PeerDisconnected(DisconnectReason::Exited));
+            // Another peer has the slot by now.
+            return Err(Error::PeerDisconnected(DisconnectReason::Exited.into()));
         }
         Ok(peer.index)
     }
@@ -347,9 +348,8 @@ impl PeerTable {
 
     /// The error of operations with a disconnected peer.
     pub(super) fn disconnect_error(&self, peer: usize) -> Error {
-        Error::PeerDisconnected(
-            self.slots[peer].disconnect_reason.clone().unwrap_or(DisconnectReason::Exited),
-        )
+        let reason = self.slots[peer].disconnect_reason.clone().unwrap_or(DisconnectReason::Exited);
+        Error::PeerDisconnected(Disconnect::new(self.peer_name(peer), reason))
     }
 
     /// Accounts for a message of a peer that is about to be buffered. Accepts, beyond the limit, only what
@@ -459,13 +459,14 @@ impl PeerTable {
         self.listener.is_some()
     }
 
-    /// Why a peer is disconnected, if no other process is connected.
-    pub(crate) fn last_disconnect_reason(&self) -> Option<DisconnectReason> {
+    /// The error of a wait for any peer, if no other process is connected.
+    pub(crate) fn last_disconnect(&self) -> Option<Error> {
         if self.connections().any(|connection| !connection.wire.is_self()) {
             return None;
         }
-        let reason = self.slots.iter().find_map(|slot| slot.disconnect_reason.clone());
-        Some(reason.unwrap_or(DisconnectReason::Exited))
+        let last = self.slots.iter().position(|slot| slot.disconnect_reason.is_some());
+        let unknown = || Error::PeerDisconnected(DisconnectReason::Exited.into());
+        Some(last.map_or_else(unknown, |peer| self.disconnect_error(peer)))
     }
 }
 

@@ -397,7 +397,8 @@ impl PortState {
         if is_complete == Some(false) && !self.protocol.operations.has_capacity() {
             return Err(ValidationError::TooManyOperations(self.protocol.operations.count()).into());
         }
-        let kept = self.protocol.matches.take_claimed(claim).ok_or(ValidationError::NoSuchClaim)?;
+        let kept =
+            self.protocol.matches.take_claimed(claim).ok_or(ValidationError::NoSuchClaim(claim))?;
         let ending = CompletionOptions { context, ..CompletionOptions::default() };
         let number = self.protocol.insert_receive(pieces, capacity, Some(ending), None);
         // SAFETY: the receive has the segments that the caller guarantees.
@@ -419,7 +420,8 @@ impl PortState {
 
     /// Drops a claimed message.
     pub(crate) fn discard_claimed(&mut self, claim: u64) -> Result<(), Error> {
-        let kept = self.protocol.matches.take_claimed(claim).ok_or(ValidationError::NoSuchClaim)?;
+        let kept =
+            self.protocol.matches.take_claimed(claim).ok_or(ValidationError::NoSuchClaim(claim))?;
         self.drop_unexpected(kept);
         Ok(())
     }

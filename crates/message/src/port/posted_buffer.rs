@@ -279,7 +279,8 @@ impl Protocol {
         let Some(posted) = found.then(|| self.matches.unpost_if(is_it)).flatten() else {
             return false;
         };
-        self.fail_posted(posted, Error::Cancelled);
+        let name = format!("buffer with context {context:#x}");
+        self.fail_posted(posted, Error::Cancelled(name.as_str().into()));
         true
     }
 

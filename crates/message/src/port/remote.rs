@@ -14,7 +14,7 @@ use super::{Peer, PortState, UnexpectedPayload};
 use crate::completion::{CompletionKind, CompletionOptions};
 use crate::control::OperationId;
 use crate::envelope::{Envelope, MatchSpace};
-use crate::error::{DisconnectReason, Error, ValidationError};
+use crate::error::{Disconnect, DisconnectReason, Error, ValidationError};
 use crate::matching::MatchKey;
 use crate::path::{ReceiveStage, SendStage};
 use crate::plan::PathKind;
@@ -269,9 +269,7 @@ impl Protocol {
         let delivered = ending.is_some_and(|ending| ending.delivery_complete);
         match &mut self.peers.remote.transport {
             Some(carrier) => carrier.send(to, number.0, &envelope, pieces, delivered),
-            None => self
-                .operations
-                .finish(number, Err(Error::PeerDisconnected(DisconnectReason::Exited))),
+            None => self.operations.finish(number, Err(self.peers.disconnect_error(peer))),
         }
         Started::Pending(number)
     }
@@ -334,10 +332,14 @@ impl Protocol {
             RemoteEvent::Arrived { peer, envelope, bytes } => {
                 let index = self.remote_slot(peer)?;
                 if envelope.space == MatchSpace::Service {
-                    let violation = |ProtocolError(what)| {
-                        Error::PeerDisconnected(DisconnectReason::ProtocolViolation(what))
-                    };
-                    return self.deliver_service(index, envelope, bytes).map_err(violation);
+                    let delivered = self.deliver_service(index, envelope, bytes);
+                    return delivered.map_err(|ProtocolError(what)| {
+                        let reason = DisconnectReason::ProtocolViolation(what);
+                        Error::PeerDisconnected(Disconnect::new(
+                            self.peers.peer_name(index),
+                            reason,
+                        ))
+                    });
                 }
                 self.deliver_remote_eager(index, envelope, bytes);
             }
@@ -362,6 +364,7 @@ impl Protocol {
                 let Some(sending) = self.operations.sending(number) else { return Ok(()) };
                 let (peer, tag, length) = (sending.peer, sending.envelope.tag, sending.length);
                 let outcome = outcome.map(|()| self.peers.message_status(peer, tag, length));
+                let outcome = outcome.map_err(|error| self.peers.with_peer_name(peer, error));
                 if let (Ok(_), Some(counters)) = (&outcome, self.remote_counters(peer)) {
                     counters.count_sent(REMOTE_PATH, length);
                 }
@@ -377,12 +380,14 @@ impl Protocol {
                     self.complete_receive(OperationId(number));
                 }
                 Err(error) => {
-                    let receiving = self.operations.receiving(OperationId(number));
-                    if let (Some(receiving), Error::PeerDisconnected(_)) = (receiving, &error) {
-                        let (peer, arrival) = (receiving.peer, receiving.arrival);
+                    let number = OperationId(number);
+                    let Some(receiving) = self.operations.receiving(number) else { return Ok(()) };
+                    let (peer, arrival) = (receiving.peer, receiving.arrival);
+                    if let Error::PeerDisconnected(_) = &error {
                         self.peers.mark_lost(peer, arrival);
                     }
-                    self.operations.finish(OperationId(number), Err(error));
+                    let error = self.peers.with_peer_name(peer, error);
+                    self.operations.finish(number, Err(error));
                 }
             },
             RemoteEvent::RmaCompleted { number, outcome } => {
@@ -390,8 +395,9 @@ impl Protocol {
                 let deed = self.operations.get(number).map(|operation| &operation.kind);
                 let Some(OperationKind::RemoteRma { peer, .. }) = deed else { return Ok(()) };
                 let peer = *peer;
-                self.operations
-                    .finish(number, outcome.map(|()| self.peers.message_status(peer, 0, 0)));
+                let outcome = outcome.map(|()| self.peers.message_status(peer, 0, 0));
+                let outcome = outcome.map_err(|error| self.peers.with_peer_name(peer, error));
+                self.operations.finish(number, outcome);
             }
             // Needs no action: a transport whose peers have slots is polled in every pass.
             RemoteEvent::Progress { peer } => {

@@ -291,7 +291,8 @@ impl Protocol {
         if granted {
             let connection = self.peers[peer].connection.as_mut().expect("notes come from one");
             connection.pending_rts = connection.pending_rts.saturating_sub(1);
-            self.operations.finish(sender, Err(Error::Cancelled));
+            let cancelled = Error::Cancelled(self.operation_name(sender));
+            self.operations.finish(sender, Err(cancelled));
         } else {
             sending.stage = SendStage::RtsSent;
         }

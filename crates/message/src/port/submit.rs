@@ -433,14 +433,18 @@ impl Protocol {
     /// Cancels an operation that is not matched. For an announced send, the receiver is requested to drop the
     /// announcement; its reply determines how the send completes.
     pub(crate) fn cancel(&mut self, number: OperationId) {
+        if self.operations.peek(number).is_none() {
+            return;
+        }
+        let cancelled = Error::Cancelled(self.operation_name(number));
         if self.matches.unpost(&PostedReceive::Operation(number)) {
-            return self.operations.finish(number, Err(Error::Cancelled));
+            return self.operations.finish(number, Err(cancelled));
         }
         let Self { operations, peers, .. } = self;
         let Some(sending) = operations.sending(number) else { return };
         let Some(connection) = peers[sending.peer].connection.as_mut() else {
             if peers[sending.peer].remove_queued_send(number) {
-                operations.finish(number, Err(Error::Cancelled));
+                operations.finish(number, Err(cancelled));
             }
             return;
         };
@@ -449,7 +453,7 @@ impl Protocol {
             SendStage::Queued | SendStage::Streaming { sent: 0, receiver: None, .. } => {
                 connection.send_queue.retain(|waiting| *waiting != number);
                 connection.wire.clear_blocked();
-                operations.finish(number, Err(Error::Cancelled));
+                operations.finish(number, Err(cancelled));
             }
             SendStage::RtsSent => {
                 sending.stage = SendStage::CancelPending;

@@ -12,7 +12,7 @@ use super::{Peer, Port, PortState, Started};
 use crate::builder::EndpointBuilder;
 use crate::endpoint::Endpoint;
 use crate::envelope::{Envelope, MatchSpec};
-use crate::error::{DisconnectReason, Error};
+use crate::error::{Disconnect, DisconnectReason, Error, PeerName};
 use crate::plan::PathKind;
 use crate::ring::wakeup::FUTEX_ARMED;
 use crate::segments::Segment;
@@ -52,6 +52,12 @@ impl Pair {
     fn port(&self) -> &Port {
         self.here.port()
     }
+
+    /// The error of operations of `here` after the disconnect of `there`.
+    fn gone(&self, reason: DisconnectReason) -> Error {
+        let peer = PeerName::of_process(self.there.name(), std::process::id());
+        Error::PeerDisconnected(Disconnect::new(peer, reason))
+    }
 }
 
 /// Ends all connections of an endpoint as the exit of its process would: without a control message.
@@ -83,7 +89,8 @@ fn a_wait_ends_whenever_the_end_of_the_peer_is_noticed() {
             let Started::Pending(number) = begun else { panic!("nothing was sent") };
             pair.port().lock().protocol.peers.is_oversubscribed = false;
             let mut polls = 0;
-            pair.port().block(false, None, |state: &mut PortState| {
+            let gone = pair.gone(DisconnectReason::Exited);
+            let outcome = pair.port().block(false, None, |state: &mut PortState| {
                 polls += 1;
                 if polls == moment {
                     simulate_exit(&pair.there);
@@ -91,13 +98,10 @@ fn a_wait_ends_whenever_the_end_of_the_peer_is_noticed() {
                     state.protocol.peers.last_liveness_check_ns = 0;
                 }
                 state.protocol.operations.take_outcome(number)
-            })
+            });
+            (outcome, gone)
         });
-        assert_eq!(
-            outcome,
-            Some(Err(Error::PeerDisconnected(DisconnectReason::Exited))),
-            "at poll {moment}"
-        );
+        assert_eq!(outcome.0, Some(Err(outcome.1)), "at poll {moment}");
     }
 }
 
@@ -193,7 +197,7 @@ fn a_probe_that_sleeps_deeply_ends_when_another_thread_notices_the_end_of_the_pe
         simulate_exit(&pair.there);
         assert!(state.check_peers(true));
         drop(state);
-        assert_eq!(probing.join().unwrap(), Err(Error::PeerDisconnected(DisconnectReason::Exited)));
+        assert_eq!(probing.join().unwrap(), Err(pair.gone(DisconnectReason::Exited)));
     });
 }
 
@@ -237,7 +241,7 @@ fn messages_in_the_ring_survive_another_call_of_a_peer_that_has_ended() {
     for number in 0..50 {
         assert_eq!(pair.take(0), Ok(number));
     }
-    assert_eq!(pair.take(0), Err(Error::PeerDisconnected(DisconnectReason::Exited)));
+    assert_eq!(pair.take(0), Err(pair.gone(DisconnectReason::Exited)));
 }
 
 #[test]
@@ -260,7 +264,7 @@ fn what_was_sent_before_an_orderly_end_is_received_by_all_kinds_of_receives() {
     unsafe { pair.here.post_multi_receive(&wanted, piece, 9, 8) }.unwrap();
     pair.here.poll_completions(&mut reports);
     let outcomes: Vec<_> = reports.iter().map(|report| report.outcome.clone()).collect();
-    assert_eq!(outcomes, [Ok(()), Ok(()), Err(Error::PeerDisconnected(DisconnectReason::Closed))]);
+    assert_eq!(outcomes, [Ok(()), Ok(()), Err(pair.gone(DisconnectReason::Closed))]);
     assert_eq!((memory[0], memory[8]), (1, 2));
 }
 
@@ -279,7 +283,7 @@ fn an_orderly_end_is_told_as_one_even_if_there_was_no_room_to_say_so() {
     while pair.port().lock().protocol.peers[0].connection.is_some() {
         pair.here.progress();
     }
-    assert_eq!(pair.take(0), Err(Error::PeerDisconnected(DisconnectReason::Closed)));
+    assert_eq!(pair.take(0), Err(pair.gone(DisconnectReason::Closed)));
 }
 
 #[test]
@@ -335,7 +339,7 @@ fn nothing_passes_a_message_that_was_set_aside_and_lost() {
         unsafe { pair.here.post_claimed(claim, &[piece], claim) }.unwrap();
     }
     pair.here.poll_completions(&mut reports);
-    let gone = Err(Error::PeerDisconnected(DisconnectReason::Exited));
+    let gone = Err(pair.gone(DisconnectReason::Exited));
     let outcomes: Vec<_> = reports.iter().map(|report| report.outcome.clone()).collect();
     assert_eq!(outcomes, [gone.clone(), gone]);
     let state = pair.port().lock();
@@ -350,7 +354,7 @@ fn the_first_send_after_an_orderly_end_fails() {
     let pair = Pair::new("send");
     let to_there = pair.peer;
     pair.there.clone().close();
-    let closed = Err(Error::PeerDisconnected(DisconnectReason::Closed));
+    let closed = Err(pair.gone(DisconnectReason::Closed));
     assert_eq!(pair.here.send(to_there, 0, &[1; 8]), closed);
     assert_eq!(pair.here.inject(to_there, Envelope::tagged(0), &[1; 8]), closed);
 }
@@ -400,7 +404,7 @@ fn a_peer_that_could_not_be_watched_for_want_of_memory_ends_a_wait_all_the_same(
             std::thread::sleep(Duration::from_millis(1));
         }
         simulate_exit(&pair.there);
-        assert_eq!(probing.join().unwrap(), Err(Error::PeerDisconnected(DisconnectReason::Exited)));
+        assert_eq!(probing.join().unwrap(), Err(pair.gone(DisconnectReason::Exited)));
     });
 }
 

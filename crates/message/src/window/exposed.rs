@@ -347,10 +347,9 @@ impl<B: Send + 'static> Window<B> {
                 Ok(true) => Some(Ok(Ok(seen))),
                 Ok(false) if state.is_closed() => Some(Ok(Err(Error::Closed))),
                 Ok(false) => {
-                    let last = state.protocol.peers.last_disconnect_reason();
+                    let last = state.protocol.peers.last_disconnect();
                     had_peers |= last.is_none();
-                    last.filter(|_| had_peers)
-                        .map(|reason| Ok(Err(Error::PeerDisconnected(reason))))
+                    last.filter(|_| had_peers).map(|error| Ok(Err(error)))
                 }
                 Err(panic) => Some(Err(panic)),
             }

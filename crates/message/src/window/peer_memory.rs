@@ -19,7 +19,7 @@ use super::rma_queue::RmaQueue;
 use super::window_table::{WindowId, WindowInfo, WindowTableView};
 use crate::connect::access_probe::PeerAccess;
 use crate::connection::ring_doorbell;
-use crate::error::{DisconnectReason, Error};
+use crate::error::{Disconnect, DisconnectReason, Error, PeerName};
 use crate::region::imported::ImportedRegions;
 use crate::region::imported::PeerMapping;
 use crate::ring::layout::ConnectionMemory;
@@ -68,6 +68,7 @@ pub(crate) struct PeerMemory {
     pub(crate) windows: Arc<WindowTableView>,
     pub(crate) queue: RmaQueue,
     pub(crate) pid: u32,
+    name: PeerName,
     pub(crate) is_self: bool,
     access: PeerAccess,
     connection_memory: ConnectionMemory,
@@ -85,6 +86,7 @@ pub(crate) struct PeerMemory {
 pub(crate) struct PeerMemoryParts {
     pub(crate) windows: Arc<WindowTableView>,
     pub(crate) pid: u32,
+    pub(crate) name: PeerName,
     pub(crate) is_self: bool,
     pub(crate) access: PeerAccess,
     pub(crate) connection_memory: ConnectionMemory,
@@ -98,6 +100,7 @@ impl PeerMemory {
         let PeerMemoryParts {
             windows,
             pid,
+            name,
             is_self,
             access,
             connection_memory,
@@ -110,6 +113,7 @@ impl PeerMemory {
             windows,
             queue: RmaQueue::default(),
             pid,
+            name,
             is_self,
             access,
             connection_memory,
@@ -275,7 +279,7 @@ impl PeerMemory {
             match self.check_now() {
                 Err(reason) => return reason,
                 Ok(()) if !cross_memory::has_memory(self.pid) => {
-                    return Error::PeerDisconnected(DisconnectReason::Exited);
+                    return self.disconnect_error(DisconnectReason::Exited);
                 }
                 Ok(()) if Instant::now() > deadline => {
                     return Error::Unreachable(Some(CrossMemoryDenied::Exited));
@@ -323,7 +327,7 @@ impl PeerMemory {
     pub(crate) fn check(&self) -> Result<(), Error> {
         const ALIVE_RECHECK_NS: u64 = 10_000_000;
         if let Some(reason) = self.disconnected.get() {
-            return Err(Error::PeerDisconnected(reason.clone()));
+            return Err(self.disconnect_error(reason.clone()));
         }
         let now = memferry_sys::clock::coarse_ns();
         if now.saturating_sub(self.alive_at_ns.load(Ordering::Relaxed)) < ALIVE_RECHECK_NS {
@@ -338,7 +342,7 @@ impl PeerMemory {
     #[cold]
     pub(crate) fn check_now(&self) -> Result<(), Error> {
         if let Some(reason) = self.disconnected.get() {
-            return Err(Error::PeerDisconnected(reason.clone()));
+            return Err(self.disconnect_error(reason.clone()));
         }
         if self.is_self {
             return Ok(());
@@ -353,7 +357,12 @@ impl PeerMemory {
         };
         // Further checks fail without waiting for the recheck interval.
         self.mark_disconnected(reason.clone());
-        Err(Error::PeerDisconnected(reason))
+        Err(self.disconnect_error(reason))
+    }
+
+    #[cold]
+    pub(crate) fn disconnect_error(&self, reason: DisconnectReason) -> Error {
+        Error::PeerDisconnected(Disconnect::new(self.name.clone(), reason))
     }
 }
 

@@ -403,7 +403,7 @@ fn lookup_failed(peer: &PeerMemory, error: &LookupError) -> Error {
     match peer.check_now() {
         Err(gone) => gone,
         Ok(()) => match error {
-            LookupError::Stale(_) => Error::PeerDisconnected(DisconnectReason::Exited),
+            LookupError::Stale(_) => peer.disconnect_error(DisconnectReason::Exited),
             _ => peer.unreachable_error(),
         },
     }

@@ -10,7 +10,7 @@ use memferry_message::{
     MatchSpec, MessageStatus, Segment, Source, TAG_ALL, TAG_ANY,
 };
 use memferry_testing::message::process::{self, Child, setting};
-use memferry_testing::message::{Random, TIMEOUT, say, unique, until};
+use memferry_testing::message::{Random, TIMEOUT, pair, say, unique, until};
 
 /// Long enough to be announced.
 const LONG: usize = 1 << 20;
@@ -82,6 +82,25 @@ fn send_and_end() {
 
 fn assert_disconnected<T: std::fmt::Debug>(outcome: Result<T, Error>) {
     assert!(matches!(outcome, Err(Error::PeerDisconnected(_))), "{outcome:?}");
+}
+
+#[test]
+fn a_disconnect_names_the_peer_its_process_and_the_cause() {
+    let pid = std::process::id();
+    let sides = pair(&EndpointBuilder::new());
+    let name = sides.there.name().to_owned();
+    sides.there.close();
+    let error = sides.here.send(sides.to_there, 0, b"x").unwrap_err();
+    let start = format!("peer {name} (process {pid}) disconnected: it closed the connection");
+    assert!(error.to_string().starts_with(&start), "{error}");
+
+    let name = unique("names");
+    let listener = Listener::bind(&name).unwrap();
+    let (there, here) = (Link::connect(&name).unwrap(), listener.accept().unwrap());
+    there.close();
+    let error = here.read(&mut [0; 1][..]).unwrap_err();
+    let start = format!("the peer in process {pid} disconnected: it closed the connection");
+    assert!(error.to_string().starts_with(&start), "{error}");
 }
 
 #[test]

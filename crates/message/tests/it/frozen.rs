@@ -268,7 +268,7 @@ fn blocking_receive_waits(ends: bool) -> bool {
         release(&mut child, ends);
         let outcome = waiting.join().unwrap();
         assert!(
-            matches!(outcome, Err(Error::PeerDisconnected(DisconnectReason::ProtocolViolation(_)))),
+            matches!(&outcome, Err(Error::PeerDisconnected(gone)) if matches!(gone.reason, DisconnectReason::ProtocolViolation(_))),
             "{outcome:?}"
         );
         true

@@ -199,7 +199,7 @@ fn a_receive_and_a_probe_from_a_host_that_has_vanished_end() {
     let report = completions(&[&one.endpoint], 0, 1).pop().unwrap();
     assert_eq!(
         (report.context, report.outcome),
-        (7, Err(Error::PeerDisconnected(DisconnectReason::Exited)))
+        (7, Err(Error::PeerDisconnected(DisconnectReason::Exited.into())))
     );
     let Some(name) = vanished() else { return };
     let reason = one.endpoint.remote_peer(one.directory.claim(&name).unwrap()).unwrap();

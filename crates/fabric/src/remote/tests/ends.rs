@@ -21,7 +21,7 @@ fn a_peer_that_closes_is_gone_and_its_messages_end() {
     closing.join().unwrap();
     assert!(matches!(one.take(is_message), Some(RemoteEvent::Arrived { .. })));
     let sent = one.take(is_sent);
-    let reason = Error::PeerDisconnected(DisconnectReason::Closed);
+    let reason = Error::PeerDisconnected(DisconnectReason::Closed.into());
     assert!(
         matches!(&sent, Some(RemoteEvent::Sent { number: 1, outcome: Err(e) }) if *e == reason),
         "{sent:?}"

@@ -244,7 +244,7 @@ fn posted_receives_can_be_cancelled_by_their_context() {
     assert!(!two.cancel_posted(10) && two.cancel_posted(11) && two.cancel_posted(12));
     let found = completions(&[&one, &two], 1, 2);
     for (report, context) in found.iter().zip([11, 12]) {
-        assert_eq!((report.context, &report.outcome), (context, &Err(Error::Cancelled)));
+        assert!(report.context == context && matches!(report.outcome, Err(Error::Cancelled(_))));
         assert_eq!(report.is_last, context == 12);
     }
     assert!(!two.cancel_posted(11));
