@@ -121,7 +121,8 @@ impl FileSource {
         let failed = |source| LoadError::Open { path: path.clone(), source };
         // What is no regular file may wait for a writer when it is opened. Regular files ignore the flag.
         let flags = OFlags::NONBLOCK.bits() as i32;
-        let cached = OpenOptions::new().read(true).custom_flags(flags).open(&path).map_err(failed)?;
+        let cached =
+            OpenOptions::new().read(true).custom_flags(flags).open(&path).map_err(failed)?;
         let metadata = cached.metadata().map_err(failed)?;
         if !metadata.is_file() {
             let reason = "it is not a regular file: copy what it has into one";

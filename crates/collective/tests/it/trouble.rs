@@ -1,14 +1,12 @@
 //! Ranks that die, leave, disagree or lie: every other rank gets an error, and none hangs.
 
-mod support;
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::support::{TIMEOUT, crash, join, processes, small_tuning, threads};
 use memferry_collective::{Error, Invitation, NoProgress, ReduceOp, Reduction, Stop, Team, Tuning};
 use memferry_testing::message::process::{Child, role};
 use memferry_testing::{HangGuard, until};
-use support::{TIMEOUT, crash, join, processes, small_tuning, threads};
 
 /// Calls an operation of each kind in turn.
 fn call(team: &mut Team, round: usize, count: usize) -> Result<(), Error> {

@@ -1,8 +1,6 @@
 //! Futures, eventfds, orderings and drops of small transfers, whose only state is a sequence: they
 //! put nothing into the ring and never block, however full the ring is and on whatever thread.
 
-mod common;
-
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -10,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use common::{builder, pattern};
+use crate::common::{builder, pattern};
 use memferry_copy::{Ferry, Options, OwnedTarget, OwnedTransfer, Request, Transfer};
 
 /// A timeout longer than any test takes, however busy the machine is.

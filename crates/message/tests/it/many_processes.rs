@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use memferry_message::{
     EndpointBuilder, Error, FailedOperation, Job, MessageStatus, Source, TAG_ALL,
 };
-use memferry_testing::{HangGuard, in_own_process};
 use memferry_testing::message::process::{self, Child, setting};
 use memferry_testing::message::traces::{Folder, named_memory, resource_usage};
 use memferry_testing::message::{Random, say, unique, until};
+use memferry_testing::{HangGuard, in_own_process};
 
 const RANKS: usize = 256;
 /// Messages from each rank to each rank.

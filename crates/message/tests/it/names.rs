@@ -64,8 +64,7 @@ fn two_that_call_each_other_by_different_names_of_a_socket_get_one_connection() 
 
 /// Connects to a name on command, sends its identity, and replies.
 fn victim() {
-    let endpoint =
-        patient().background(true).open(&setting("MEMFERRY_TEST_NAME")).unwrap();
+    let endpoint = patient().background(true).open(&setting("MEMFERRY_TEST_NAME")).unwrap();
     let mut line = String::new();
     while std::io::stdin().read_line(&mut line).unwrap() > 0 {
         let peer = endpoint.connect(line.trim()).unwrap();

@@ -105,7 +105,9 @@ fn start_ranks(test: &str, variables: &[(&str, &str)]) -> [Output; 2] {
     let name = format!("preload-{}-{test}", std::process::id());
     let start = |rank: &str| {
         let mut command = Command::new(&program);
-        command.args([test, "--exact", "--nocapture"]).envs([(RANK, rank), (NAME, &name)]);
+        command
+            .args([&format!("messages::{test}"), "--exact", "--nocapture"])
+            .envs([(RANK, rank), (NAME, &name)]);
         command.envs(variables.iter().map(|(variable, value)| match *variable {
             "LD_PRELOAD" => ("LD_PRELOAD", program.with_file_name(value).into_os_string()),
             variable => (variable, value.into()),

@@ -4,7 +4,9 @@ use memferry_engine::contract::{CopyDirection, DEVICE_STREAM_MARKS};
 use memferry_engine::testing::cuda_model::CudaFaults;
 use memferry_engine::{Engine, ExecutionError};
 
-use crate::cuda::common::{CudaUnderTest, KIB, MIB, check, pattern, patterned, subjects, untouched};
+use crate::cuda::common::{
+    CudaUnderTest, KIB, MIB, check, pattern, patterned, subjects, untouched,
+};
 
 const SIZES: [usize; 8] = [1, 4097, 64 * KIB, 256 * KIB, 256 * KIB + 1, MIB, MIB + 4099, 2 * MIB];
 
