@@ -6,22 +6,25 @@ use pyo3::prelude::*;
 
 use crate::copies::ferry_for;
 use crate::error::{Error, copy_error};
-use crate::memory::{Held, check_lengths};
+use crate::memory::{Memory, check_lengths};
 use crate::release;
 use memferry::MemoryKind;
 
-/// Runs a request over the memory of objects, and releases them.
+/// Runs a request over the memory of objects.
 ///
 /// # Safety
 /// The memory of the request must be that of the objects.
-unsafe fn run(py: Python<'_>, request: Request<'_>, held: Vec<Held>) -> PyResult<TransferOutput> {
-    if held.iter().any(|held| held.kind() != MemoryKind::Host) {
+unsafe fn run(
+    py: Python<'_>,
+    request: Request<'_>,
+    memory: &[Memory<'_>],
+) -> PyResult<TransferOutput> {
+    if memory.iter().any(|memory| memory.kind() != MemoryKind::Host) {
         return Err(PyValueError::new_err("only host memory can be used: copy it there first"));
     }
     let ferry = ferry_for(py, None)?;
     // SAFETY: the objects are held until after the request is complete.
     let outcome = py.detach(|| unsafe { ferry.run_raw(request) });
-    held.into_iter().for_each(|held| held.release(py));
     outcome.map_err(|error| copy_error(&error))
 }
 
@@ -33,11 +36,11 @@ fn crc_of(output: TransferOutput) -> PyResult<u32> {
 #[pyfunction]
 fn crc(py: Python<'_>, source: &Bound<'_, PyAny>) -> PyResult<u32> {
     release::drain(py);
-    let source = Held::source_of(source)?;
+    let source = Memory::source(source, "source")?;
     let range = source.range();
     let request = Request::crc(range.address as *const u8, range.length);
     // SAFETY: the range is that of the object.
-    crc_of(unsafe { run(py, request, vec![source]) }?)
+    crc_of(unsafe { run(py, request, &[source]) }?)
 }
 
 /// Copies the bytes of `source` to `target`; returns their CRC-32C when they are there.
@@ -45,12 +48,12 @@ fn crc(py: Python<'_>, source: &Bound<'_, PyAny>) -> PyResult<u32> {
 #[pyo3(signature = (target, source))]
 fn copy_crc(py: Python<'_>, target: &Bound<'_, PyAny>, source: &Bound<'_, PyAny>) -> PyResult<u32> {
     release::drain(py);
-    let (source, target) = (Held::source_of(source)?, Held::target_of(target)?);
+    let (source, target) = (Memory::source(source, "source")?, Memory::target(target, "target")?);
     check_lengths(&source, &target)?;
     let (from, to) = (source.range(), target.range());
     let request = Request::copy_crc(from.address as *const u8, to.address as *mut u8, from.length);
     // SAFETY: the ranges are those of the objects.
-    crc_of(unsafe { run(py, request, vec![source, target]) }?)
+    crc_of(unsafe { run(py, request, &[source, target]) }?)
 }
 
 /// Copies the bytes of `source` to two targets, and returns when they are there.
@@ -63,8 +66,8 @@ fn dualcast(
     source: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
     release::drain(py);
-    let (source, first) = (Held::source_of(source)?, Held::target_of(first)?);
-    let second = Held::target_of(second)?;
+    let (source, first) = (Memory::source(source, "source")?, Memory::target(first, "first")?);
+    let second = Memory::target(second, "second")?;
     check_lengths(&source, &first)?;
     check_lengths(&source, &second)?;
     let (from, a, b) = (source.range(), first.range(), second.range());
@@ -75,7 +78,7 @@ fn dualcast(
         from.length,
     );
     // SAFETY: the ranges are those of the objects.
-    unsafe { run(py, request, vec![source, first, second]) }.map(drop)
+    unsafe { run(py, request, &[source, first, second]) }.map(drop)
 }
 
 /// Adds the functions to the module.

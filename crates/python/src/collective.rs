@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
 
 use crate::error::message_error;
-use crate::memory::Held;
+use crate::memory::Memory;
 
 thread_local! {
     /// The exception that ended an operation of this thread on all ranks: of a signal handler, or of a function that
@@ -51,8 +51,8 @@ pub(crate) struct HostMemory {
 }
 
 impl HostMemory {
-    pub(crate) fn of(held: &Held) -> PyResult<Self> {
-        let range = held.range();
+    pub(crate) fn of(memory: &Memory<'_>) -> PyResult<Self> {
+        let range = memory.range();
         match range.device {
             None => Ok(Self { address: range.address, bytes: range.length }),
             Some(_) => Err(PyValueError::new_err(
@@ -75,29 +75,48 @@ impl HostMemory {
     }
 }
 
-/// The type of the elements of an object, by the buffer protocol.
-fn element_type(object: &Bound<'_, PyAny>) -> PyResult<(ElementType, String)> {
-    let view = object.py().import("builtins")?.getattr("memoryview")?.call1((object,))?;
-    let format: String = view.getattr("format")?.extract()?;
-    let bytes: usize = view.getattr("itemsize")?.extract()?;
-    let element = match (format.trim_start_matches(['@', '=', '<']), bytes) {
-        ("b" | "h" | "i" | "l" | "q" | "n", 1) => ElementType::I8,
-        ("h" | "i" | "l" | "q" | "n", 2) => ElementType::I16,
-        ("i" | "l" | "q" | "n", 4) => ElementType::I32,
-        ("l" | "q" | "n", 8) => ElementType::I64,
-        ("B" | "c" | "?", 1) => ElementType::U8,
-        ("H", 2) => ElementType::U16,
-        ("I" | "L", 4) => ElementType::U32,
-        ("L" | "Q" | "N", 8) => ElementType::U64,
-        ("f", 4) => ElementType::F32,
-        ("d", 8) => ElementType::F64,
+/// The memory for the result of an operation, of the same type as the data.
+pub(crate) fn out<'py>(out: &Bound<'py, PyAny>, data: &Memory<'_>) -> PyResult<Memory<'py>> {
+    let target = Memory::target(out, "out")?;
+    let (from, into) = (data.element(), target.element());
+    if from == into {
+        return Ok(target);
+    }
+    Err(PyTypeError::new_err(format!(
+        "data has elements of the type {from} and out of {into}: pass arrays of one type, or a view of out as {from}"
+    )))
+}
+
+/// The memory for the result of an operation that may be in place.
+pub(crate) fn out_or<'py>(
+    other: Option<&Bound<'py, PyAny>>,
+    data: &Bound<'py, PyAny>,
+    source: &Memory<'_>,
+) -> PyResult<Memory<'py>> {
+    other.map_or_else(|| Memory::target(data, "data"), |other| out(other, source))
+}
+
+/// The type of elements that are reduced, and the format for a view of them.
+fn element_type(data: &Memory<'_>) -> PyResult<(ElementType, &'static str)> {
+    let name = data.element();
+    Ok(match name.as_str() {
+        "int8" => (ElementType::I8, "b"),
+        "int16" => (ElementType::I16, "h"),
+        "int32" => (ElementType::I32, "i"),
+        "int64" => (ElementType::I64, "q"),
+        "uint8" => (ElementType::U8, "B"),
+        "bool" => (ElementType::U8, "?"),
+        "uint16" => (ElementType::U16, "H"),
+        "uint32" => (ElementType::U32, "I"),
+        "uint64" => (ElementType::U64, "Q"),
+        "float32" => (ElementType::F32, "f"),
+        "float64" => (ElementType::F64, "d"),
         _ => {
             return Err(PyTypeError::new_err(format!(
-                "elements of the format {format:?} cannot be reduced: pass integers of 8 to 64 bits, float32 or float64"
+                "elements of the type {name} cannot be reduced: pass integers of 8 to 64 bits, float32 or float64"
             )));
         }
-    };
-    Ok((element, format))
+    })
 }
 
 fn operation(name: &str) -> PyResult<ReduceOp> {
@@ -124,12 +143,12 @@ fn operation(name: &str) -> PyResult<ReduceOp> {
 /// How the elements of an object are reduced.
 pub(crate) enum Operation {
     Numbers(ElementType, ReduceOp),
-    Function { function: Py<PyAny>, element_bytes: usize, format: String },
+    Function { function: Py<PyAny>, element_bytes: usize, format: &'static str },
 }
 
 impl Operation {
     /// From the argument `op`: a name, or a function of two memoryviews, the first of which gets the result.
-    pub(crate) fn of(op: &Bound<'_, PyAny>, data: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub(crate) fn of(op: &Bound<'_, PyAny>, data: &Memory<'_>) -> PyResult<Self> {
         let (element, format) = element_type(data)?;
         if let Ok(name) = op.extract::<String>() {
             return Ok(Self::Numbers(element, operation(&name)?));
@@ -139,7 +158,6 @@ impl Operation {
                 "op is neither the name of an operation nor a function",
             ));
         }
-        let format = format.trim_start_matches(['@', '=', '<']).to_owned();
         Ok(Self::Function { function: op.clone().unbind(), element_bytes: element.bytes(), format })
     }
 

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::{build_error, copy_error};
-use crate::memory::{Held, check_lengths, device_of};
+use crate::memory::{Held, Memory, check_lengths, device_of};
 use crate::release::{self, drop_detached};
 use crate::transfer::Transfer;
 
@@ -102,20 +102,18 @@ pub(crate) fn device_of_address(address: usize) -> PyResult<i32> {
 #[pyo3(signature = (target, source))]
 fn copy(py: Python<'_>, target: &Bound<'_, PyAny>, source: &Bound<'_, PyAny>) -> PyResult<()> {
     release::drain(py);
-    let (source, target) = (Held::source_of(source)?, Held::target_of(target)?);
+    let (source, target) = (Memory::source(source, "source")?, Memory::target(target, "target")?);
     check_lengths(&source, &target)?;
     let ferry = ferry_for(py, device_of(&source, &target)?)?;
     let (from, to) = (source.range(), target.range());
     let run = || {
         let request = Request::copy(from.address as *const u8, to.address as *mut u8, from.length)
-            .memory(source.kind(), target.kind());
+            .memory(from.kind(), to.kind());
         // SAFETY: both ranges are held until after the copy.
         unsafe { ferry.run_raw(request) }.map(|_| ())
     };
     let is_short = from.length <= SHORT_BYTES && from.device.or(to.device).is_none();
     let outcome = if is_short { run() } else { py.detach(run) };
-    source.release(py);
-    target.release(py);
     outcome.map_err(|error| copy_error(&error))
 }
 
@@ -181,7 +179,7 @@ fn icopy(
     source: &Bound<'_, PyAny>,
 ) -> PyResult<Transfer> {
     release::drain(py);
-    let (source, target) = (Held::source_of(source)?, Held::target_of(target)?);
+    let (source, target) = (Memory::source(source, "source")?, Memory::target(target, "target")?);
     check_lengths(&source, &target)?;
     let ferry = ferry_for(py, device_of(&source, &target)?)?;
     Transfer::start(py, &ferry, source, target)
@@ -196,8 +194,8 @@ fn icopy_many(
     sources: &Bound<'_, PyAny>,
 ) -> PyResult<Transfer> {
     release::drain(py);
-    let sources = hold_each(sources, Held::source_of)?;
-    let targets = hold_each(targets, Held::target_of)?;
+    let sources = each(sources, "sources", Memory::source)?;
+    let targets = each(targets, "targets", Memory::target)?;
     if sources.iter().chain(&targets).any(|held| held.kind() != MemoryKind::Host) {
         return Err(PyValueError::new_err("icopy_many copies host memory: use icopy for a GPU's"));
     }
@@ -209,19 +207,21 @@ fn icopy_many(
 #[pyo3(signature = (targets, value=0))]
 fn ifill_many(py: Python<'_>, targets: &Bound<'_, PyAny>, value: u8) -> PyResult<Transfer> {
     release::drain(py);
-    let targets = hold_each(targets, Held::target_of)?;
+    let targets = each(targets, "targets", Memory::target)?;
     if targets.iter().any(|held| held.kind() != MemoryKind::Host) {
         return Err(PyValueError::new_err("ifill_many fills host memory: use fill for a GPU's"));
     }
     Transfer::start_fills(py, &ferry_for(py, None)?, targets, value)
 }
 
-/// Holds the memory of each object of an iterable.
-fn hold_each(
-    objects: &Bound<'_, PyAny>,
-    hold: fn(&Bound<'_, PyAny>) -> PyResult<Held>,
-) -> PyResult<Vec<Held>> {
-    objects.try_iter()?.map(|object| hold(&object?)).collect()
+/// The memory of each object of an iterable argument.
+fn each<'py>(
+    objects: &Bound<'py, PyAny>,
+    argument: &str,
+    memory: fn(&Bound<'py, PyAny>, &str) -> PyResult<Memory<'py>>,
+) -> PyResult<Vec<Memory<'py>>> {
+    let objects = objects.try_iter()?.enumerate();
+    objects.map(|(at, object)| memory(&object?, &format!("{argument}[{at}]"))).collect()
 }
 
 /// Sets every byte of `target` to `value`.
@@ -229,7 +229,7 @@ fn hold_each(
 #[pyo3(signature = (target, value=0))]
 fn fill(py: Python<'_>, target: &Bound<'_, PyAny>, value: u8) -> PyResult<()> {
     release::drain(py);
-    let target = Held::target_of(target)?;
+    let target = Memory::target(target, "target")?;
     let ferry = ferry_for(py, target.range().device)?;
     let (to, kind) = (target.range(), target.kind());
     let outcome = py.detach(|| {
@@ -237,7 +237,6 @@ fn fill(py: Python<'_>, target: &Bound<'_, PyAny>, value: u8) -> PyResult<()> {
         // SAFETY: the range is held until after the fill.
         unsafe { ferry.run_raw(request) }
     });
-    target.release(py);
     outcome.map(|_| ()).map_err(|error| copy_error(&error))
 }
 
@@ -249,7 +248,7 @@ fn compare(
     right: &Bound<'_, PyAny>,
 ) -> PyResult<Option<u64>> {
     release::drain(py);
-    let (left, right) = (Held::source_of(left)?, Held::source_of(right)?);
+    let (left, right) = (Memory::source(left, "left")?, Memory::source(right, "right")?);
     check_lengths(&left, &right)?;
     if left.kind() != MemoryKind::Host || right.kind() != MemoryKind::Host {
         return Err(PyValueError::new_err("only host memory can be compared: copy it there first"));
@@ -261,8 +260,6 @@ fn compare(
         // SAFETY: both ranges are held until after the comparison.
         unsafe { ferry.run_raw(request) }
     });
-    left.release(py);
-    right.release(py);
     outcome.map(|output| output.difference).map_err(|error| copy_error(&error))
 }
 
@@ -303,13 +300,13 @@ impl Registration {
 #[pyfunction]
 #[pyo3(signature = (memory, gpu=0))]
 fn register(py: Python<'_>, memory: &Bound<'_, PyAny>, gpu: i32) -> PyResult<Registration> {
-    let held = Held::source_of(memory)?;
+    let memory = Memory::source(memory, "memory")?;
     let ferry = ferry_for(py, Some(gpu))?;
-    let range = held.range();
+    let range = memory.range();
     // SAFETY: the memory is held, and so stays mapped, until the region is dropped.
     let region = py.detach(|| unsafe { ferry.register(range.address as *const u8, range.length) });
     let region = region.map_err(|error| crate::error::Error::new_err(error.to_string()))?;
-    Ok(Registration { held: Mutex::new(Some((region, held))) })
+    Ok(Registration { held: Mutex::new(Some((region, memory.hold()))) })
 }
 
 /// Counters of the copies of this process: one dictionary for each engine's channel.

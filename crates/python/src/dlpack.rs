@@ -11,7 +11,8 @@ use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyCapsule};
 
 use crate::copies;
-use crate::memory::{Held, Owner, Range, not_contiguous};
+use crate::element::name_of_kind;
+use crate::memory::{Memory, Owner, Range, not_contiguous};
 
 const CPU: i32 = 1;
 const CUDA: i32 = 2;
@@ -32,6 +33,16 @@ struct DlDataType {
     code: u8,
     bits: u8,
     lanes: u16,
+}
+
+impl DlDataType {
+    fn name(&self) -> String {
+        let Self { code, bits, lanes } = *self;
+        let kind = [b'i', b'u', b'f', 0, 0, b'c', b'b'].get(usize::from(code));
+        let name = kind.and_then(|kind| name_of_kind(*kind, usize::from(bits / 8)));
+        name.filter(|_| lanes == 1 && bits.is_multiple_of(8))
+            .unwrap_or_else(|| format!("DLPack's type {code} of {bits} bits x {lanes}"))
+    }
 }
 
 #[repr(C)]
@@ -59,7 +70,7 @@ const LEGACY_NAME: &CStr = c"dltensor";
 const VERSIONED_NAME: &CStr = c"dltensor_versioned";
 
 /// The memory of an object that speaks DLPack; `None` if it does not.
-pub(crate) fn hold(object: &Bound<'_, PyAny>) -> PyResult<Option<Held>> {
+pub(crate) fn hold<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Memory<'py>>> {
     if !object.hasattr("__dlpack__")? || !object.hasattr("__dlpack_device__")? {
         return Ok(None);
     }
@@ -79,14 +90,15 @@ pub(crate) fn hold(object: &Bound<'_, PyAny>) -> PyResult<Option<Held>> {
         other => other?,
     };
     let capsule = capsule.cast_into::<PyCapsule>()?;
-    let mut range = read(&capsule)?;
+    let (mut range, element) = read(&capsule)?;
     range.is_read_only |= is_immutable(object)?;
     if let Some(device) = range.device {
         copies::wait_for_stream(py, device, LEGACY_STREAM)?;
     } else if kind == CUDA {
         return Err(PyBufferError::new_err(format!("GPU {number} exported host memory")));
     }
-    Ok(Some(Held::new(range, Owner::Object(capsule.into_any().unbind()))))
+    let object = capsule.into_any().unbind();
+    Ok(Some(Memory::new(py, range, Owner::Object { object, element })))
 }
 
 /// Whether an object is of a library whose arrays never change: JAX. Its capsules, of version 0.8,
@@ -98,7 +110,7 @@ fn is_immutable(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(package == "jax" || package == "jaxlib")
 }
 
-fn read(capsule: &Bound<'_, PyCapsule>) -> PyResult<Range> {
+fn read(capsule: &Bound<'_, PyCapsule>) -> PyResult<(Range, String)> {
     let (tensor, flags) = if capsule.is_valid_checked(Some(VERSIONED_NAME)) {
         let pointer = capsule.pointer_checked(Some(VERSIONED_NAME))?;
         // SAFETY: a capsule of this name points to such a structure, which it keeps alive.
@@ -150,7 +162,8 @@ fn read(capsule: &Bound<'_, PyCapsule>) -> PyResult<Range> {
     let address = (tensor.data as usize)
         .checked_add(tensor.byte_offset as usize)
         .ok_or_else(|| PyBufferError::new_err("the offset of the tensor is not possible"))?;
-    Ok(Range { address, length, device, is_read_only: flags & READ_ONLY != 0 })
+    let range = Range { address, length, device, is_read_only: flags & READ_ONLY != 0 };
+    Ok((range, tensor.data_type.name()))
 }
 
 /// Whether strides, counted in elements, are those of row-major order.

@@ -11,7 +11,7 @@ use pyo3::types::{PyBytes, PyString};
 
 use crate::collective::{self, HostMemory, Operation as ReduceOperation};
 use crate::error::message_error;
-use crate::memory::Held;
+use crate::memory::Memory;
 use crate::operation::{Operation, Status};
 use crate::release::{self, drop_detached};
 use crate::transfer::wait_with_signals;
@@ -111,8 +111,9 @@ impl Endpoint {
         tag: u64,
     ) -> PyResult<Operation> {
         release::drain(py);
-        let (endpoint, peer, data) = (self.get()?, peer.get().0, host(Held::source_of(data)?)?);
-        Operation::start(py.detach(|| endpoint.isend(peer, tag, data)))
+        let (endpoint, peer) = (self.get()?, peer.get().0);
+        let data = host(Memory::source(data, "data")?)?.hold();
+        Operation::start(py, py.detach(|| endpoint.isend(peer, tag, data)))
     }
 
     /// Starts a receive into `buffer`, from a peer or any, with a tag or any.
@@ -126,9 +127,10 @@ impl Endpoint {
         mask: Option<u64>,
     ) -> PyResult<Operation> {
         release::drain(py);
-        let (endpoint, buffer) = (self.get()?, host(Held::target_of(buffer)?)?);
+        let endpoint = self.get()?;
+        let buffer = host(Memory::target(buffer, "buffer")?)?.hold();
         let (source, tag, mask) = wanted(source, tag, mask);
-        Operation::start(py.detach(|| endpoint.irecv(source, tag, mask, buffer)))
+        Operation::start(py, py.detach(|| endpoint.irecv(source, tag, mask, buffer)))
     }
 
     /// Sends the bytes of `data`, and returns when the memory may be changed.
@@ -217,13 +219,21 @@ impl Endpoint {
                 return Err(PyValueError::new_err("peers must be allowed to read or to write"));
             }
         };
-        let held = if write { Held::target_of(memory)? } else { Held::source_of(memory)? };
-        let (endpoint, held) = (self.get()?, host(held)?);
-        let is_read_only = held.range().is_read_only;
-        let exposed = py.detach(|| endpoint.expose(held, rights));
-        exposed
-            .map(|window| Window::of(window, is_read_only))
-            .map_err(|failed| message_error(&failed.error))
+        let memory = match write {
+            true => Memory::target(memory, "memory")?,
+            false => Memory::source(memory, "memory")?,
+        };
+        let (endpoint, memory) = (self.get()?, host(memory)?);
+        let is_read_only = memory.range().is_read_only;
+        let held = memory.hold();
+        match py.detach(|| endpoint.expose(held, rights)) {
+            Ok(window) => Ok(Window::of(window, is_read_only)),
+            Err(failed) => {
+                let error = message_error(&failed.error);
+                release::drop_now(py, failed);
+                Err(error)
+            }
+        }
     }
 
     /// Attaches a window that a peer has exposed, by the bytes of its handle.
@@ -263,13 +273,13 @@ impl Endpoint {
 }
 
 /// Messages are of host memory.
-pub(crate) fn host(held: Held) -> PyResult<Held> {
-    if held.range().device.is_some() {
+pub(crate) fn host(memory: Memory<'_>) -> PyResult<Memory<'_>> {
+    if memory.range().device.is_some() {
         return Err(PyValueError::new_err(
             "messages are of host memory: copy the array to the host first",
         ));
     }
-    Ok(held)
+    Ok(memory)
 }
 
 /// The endpoints of several processes, connected by rank.
@@ -333,14 +343,14 @@ impl Job {
     /// Copies the bytes of rank `root` to the buffers of all ranks.
     #[pyo3(signature = (buffer, root=0))]
     fn broadcast(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, root: usize) -> PyResult<()> {
-        let held = match root == self.inner.rank() {
-            true => Held::source_of(buffer)?,
-            false => Held::target_of(buffer)?,
+        let memory = match root == self.inner.rank() {
+            true => Memory::source(buffer, "buffer")?,
+            false => Memory::target(buffer, "buffer")?,
         };
-        let memory = HostMemory::of(&held)?;
+        let range = HostMemory::of(&memory)?;
         // SAFETY: the view keeps the memory in place; that no other code uses it is the promise of the caller.
         collective::run(py, &self.inner, |job| unsafe {
-            job.broadcast_raw(memory.pointer(), memory.bytes, root)
+            job.broadcast_raw(range.pointer(), range.bytes, root)
         })
     }
 
@@ -379,10 +389,10 @@ impl Job {
         root: usize,
     ) -> PyResult<()> {
         let (size, is_root) = (self.inner.size(), root == self.inner.rank());
-        let source = Held::source_of(data)?;
+        let source = Memory::source(data, "data")?;
         let from = HostMemory::of(&source)?;
         let target = match (out, is_root) {
-            (Some(out), true) => Some(Held::target_of(out)?),
+            (Some(out), true) => Some(collective::out(out, &source)?),
             (None, true) => return Err(PyValueError::new_err("the root of a gather needs out")),
             (_, false) => None,
         };
@@ -403,7 +413,8 @@ impl Job {
         data: &Bound<'_, PyAny>,
         out: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let (source, target) = (Held::source_of(data)?, Held::target_of(out)?);
+        let source = Memory::source(data, "data")?;
+        let target = collective::out(out, &source)?;
         let (from, into) = (HostMemory::of(&source)?, HostMemory::of(&target)?);
         into.expect(from.bytes * self.inner.size(), "out")?;
         // SAFETY: as in `broadcast`.
@@ -420,7 +431,8 @@ impl Job {
         data: &Bound<'_, PyAny>,
         out: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let (source, target) = (Held::source_of(data)?, Held::target_of(out.unwrap_or(data))?);
+        let source = Memory::source(data, "data")?;
+        let target = collective::out_or(out, data, &source)?;
         let (from, into) = (HostMemory::of(&source)?, HostMemory::of(&target)?);
         let block = from.bytes / self.inner.size();
         from.expect(block * self.inner.size(), "data, a block for each rank,")?;
@@ -442,11 +454,11 @@ impl Job {
         root: Option<usize>,
     ) -> PyResult<()> {
         let sum = PyString::new(py, "sum");
-        let operation = ReduceOperation::of(op.unwrap_or(sum.as_any()), data)?;
-        let source = Held::source_of(data)?;
+        let source = Memory::source(data, "data")?;
+        let operation = ReduceOperation::of(op.unwrap_or(sum.as_any()), &source)?;
         let from = HostMemory::of(&source)?;
         let target = match root.is_none_or(|root| root == self.inner.rank()) {
-            true => Some(Held::target_of(out.unwrap_or(data))?),
+            true => Some(collective::out_or(out, data, &source)?),
             false => None,
         };
         let into = target.as_ref().map_or(Ok(from), HostMemory::of)?;

@@ -2,7 +2,7 @@
 //!
 //! | Python | file |
 //! |---|---|
-//! | memory of any object: buffer protocol, DLPack, array interfaces | `memory.rs`, `dlpack.rs`, `array_interface.rs` |
+//! | memory of any object: buffer protocol, DLPack, array interfaces | `memory.rs`, `element.rs`, `dlpack.rs`, `array_interface.rs` |
 //! | buffers that are given back when no engine uses them | `release.rs` |
 //! | `copy`, `icopy`, `icopy_many`, `fill`, `ifill_many`, `compare`, `register`, statistics | `copies.rs`, `transfer.rs` |
 //! | `crc`, `copy_crc`, `dualcast` | `checksums.rs` |
@@ -19,6 +19,7 @@ mod checksums;
 mod collective;
 mod copies;
 mod dlpack;
+mod element;
 mod endpoint;
 mod error;
 mod load;

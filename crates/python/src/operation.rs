@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use crate::endpoint::Peer;
 use crate::error::{message_error, timeout_error};
 use crate::memory::Held;
-use crate::release;
+use crate::release::{self, DrainOnDrop};
 use crate::transfer::wait_with_signals;
 
 type InFlight = OwnedOperation<Held>;
@@ -48,6 +48,7 @@ pub(crate) struct Operation {
     state: Mutex<OperationState>,
     /// Whoever is to be told: an operation itself remembers one alone.
     watchers: Arc<Watchers>,
+    _drain: DrainOnDrop,
 }
 
 /// Wakes all who watch an operation.
@@ -72,10 +73,18 @@ enum OperationState {
 }
 
 impl Operation {
-    pub(crate) fn start(started: Result<InFlight, FailedOperation<Held>>) -> PyResult<Self> {
-        let operation = started.map_err(|failed| message_error(&failed.error))?;
+    /// From what was started. The buffer of an operation that was not is given back.
+    pub(crate) fn start(
+        py: Python<'_>,
+        started: Result<InFlight, FailedOperation<Held>>,
+    ) -> PyResult<Self> {
+        let operation = started.map_err(|failed| {
+            let error = message_error(&failed.error);
+            release::drop_now(py, failed);
+            error
+        })?;
         let state = Mutex::new(OperationState::InFlight(operation));
-        Ok(Self { state, watchers: Arc::default() })
+        Ok(Self { state, watchers: Arc::default(), _drain: DrainOnDrop })
     }
 
     fn lock(&self) -> MutexGuard<'_, OperationState> {

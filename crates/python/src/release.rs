@@ -4,6 +4,7 @@
 //! on a thread of an engine. Such a thread must not wait for the interpreter: it could be held by a
 //! thread that waits for a copy, or be gone. So the drop only queues what is to be given back, and
 //! asks the interpreter to call [`drain`] on its main thread soon. Calls of this package drain too.
+//! A call that holds the interpreter gives back what it does not need any more before it returns.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -68,6 +69,21 @@ pub(crate) fn drop_detached<T: Send>(value: T) {
         let value = value.take();
         py.detach(|| drop(value));
     });
+}
+
+/// Drops something, and gives back at once what it queued.
+pub(crate) fn drop_now<T>(py: Python<'_>, value: T) {
+    drop(value);
+    drain(py);
+}
+
+/// The last field of an object of Python: gives back at once what the fields before it queued when they were dropped.
+pub(crate) struct DrainOnDrop;
+
+impl Drop for DrainOnDrop {
+    fn drop(&mut self) {
+        if let Some(()) = Python::try_attach(drain) {}
+    }
 }
 
 /// Called when the interpreter exits: buffers that are still in use are not given back.

@@ -5,12 +5,12 @@ use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use memferry::{Ferry, OwnedTransfer};
+use memferry::{FailedTransfer, Ferry, OwnedTransfer};
 use pyo3::prelude::*;
 
 use crate::error::{copy_error, timeout_error};
-use crate::memory::Held;
-use crate::release;
+use crate::memory::{Held, Memory};
+use crate::release::{self, DrainOnDrop};
 
 /// How long a wait goes on before signals are handled.
 pub(crate) const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
@@ -22,6 +22,18 @@ pub(crate) struct Transfer {
     transfer: memferry::Transfer,
     /// The buffers, until somebody has seen the end of the copy.
     buffers: Mutex<Option<HeldBuffers>>,
+    _drain: DrainOnDrop,
+}
+
+/// Gives the buffers of a transfer that was not started back, and returns its error.
+fn not_started<S, T>(py: Python<'_>, failed: Box<FailedTransfer<S, T>>) -> PyErr {
+    let error = copy_error(&failed.error);
+    release::drop_now(py, failed);
+    error
+}
+
+fn hold_all(memory: Vec<Memory<'_>>) -> Vec<Held> {
+    memory.into_iter().map(Memory::hold).collect()
 }
 
 /// The buffers of a copy in flight.
@@ -33,18 +45,19 @@ enum HeldBuffers {
 
 impl Transfer {
     fn new(transfer: memferry::Transfer, buffers: HeldBuffers) -> Self {
-        Self { transfer, buffers: Mutex::new(Some(buffers)) }
+        Self { transfer, buffers: Mutex::new(Some(buffers)), _drain: DrainOnDrop }
     }
 
     /// Starts a copy. The buffers of one that cannot be started are given back.
     pub(crate) fn start(
         py: Python<'_>,
         ferry: &Ferry,
-        source: Held,
-        target: Held,
+        source: Memory<'_>,
+        target: Memory<'_>,
     ) -> PyResult<Self> {
+        let (source, target) = (source.hold(), target.hold());
         let started = py.detach(|| ferry.icopy(source, target).map_err(Box::new));
-        let owned = started.map_err(|failed| copy_error(&failed.error))?;
+        let owned = started.map_err(|failed| not_started(py, failed))?;
         Ok(Self::new(owned.transfer().clone(), HeldBuffers::One(owned)))
     }
 
@@ -52,11 +65,12 @@ impl Transfer {
     pub(crate) fn start_many(
         py: Python<'_>,
         ferry: &Ferry,
-        sources: Vec<Held>,
-        targets: Vec<Held>,
+        sources: Vec<Memory<'_>>,
+        targets: Vec<Memory<'_>>,
     ) -> PyResult<Self> {
+        let (sources, targets) = (hold_all(sources), hold_all(targets));
         let started = py.detach(|| ferry.icopy_many(sources, targets).map_err(Box::new));
-        let owned = started.map_err(|failed| copy_error(&failed.error))?;
+        let owned = started.map_err(|failed| not_started(py, failed))?;
         Ok(Self::new(owned.transfer().clone(), HeldBuffers::Many(owned)))
     }
 
@@ -64,11 +78,12 @@ impl Transfer {
     pub(crate) fn start_fills(
         py: Python<'_>,
         ferry: &Ferry,
-        targets: Vec<Held>,
+        targets: Vec<Memory<'_>>,
         value: u8,
     ) -> PyResult<Self> {
+        let targets = hold_all(targets);
         let started = py.detach(|| ferry.ifill_many(targets, value).map_err(Box::new));
-        let owned = started.map_err(|failed| copy_error(&failed.error))?;
+        let owned = started.map_err(|failed| not_started(py, failed))?;
         Ok(Self::new(owned.transfer().clone(), HeldBuffers::Filled(owned)))
     }
 

@@ -9,9 +9,9 @@ use pyo3::types::PyBytes;
 
 use crate::endpoint::host;
 use crate::error::{Error, message_error};
-use crate::memory::Held;
+use crate::memory::{Held, Memory};
 use crate::operation::Operation;
-use crate::release;
+use crate::release::{self, DrainOnDrop};
 use crate::transfer::wait_with_signals;
 
 /// Memory of this process that peers put to and get from.
@@ -22,12 +22,14 @@ pub(crate) struct Window {
     is_read_only: bool,
     handle: [u8; message::WindowHandle::BYTES],
     length: usize,
+    _drain: DrainOnDrop,
 }
 
 impl Window {
     pub(crate) fn of(window: message::Window<Held>, is_read_only: bool) -> Self {
         let (handle, length) = (window.handle().to_bytes(), window.len());
-        Self { inner: Mutex::new(Some(Arc::new(window))), is_read_only, handle, length }
+        let inner = Mutex::new(Some(Arc::new(window)));
+        Self { inner, is_read_only, handle, length, _drain: DrainOnDrop }
     }
 
     /// Runs something with the window, if it is open and the variable lies in it.
@@ -167,7 +169,7 @@ impl RemoteWindow {
         notify: Notify,
     ) -> PyResult<Operation> {
         release::drain(py);
-        let data = host(Held::source_of(data)?)?;
+        let data = host(Memory::source(data, "data")?)?.hold();
         let started = py.detach(|| match notify {
             None => self.inner.iput(offset, data),
             Some((variable, value)) => {
@@ -175,14 +177,14 @@ impl RemoteWindow {
                 self.inner.iput_notify(offset, data, notify)
             }
         });
-        Operation::start(started)
+        Operation::start(py, started)
     }
 
     /// Starts a get into `buffer`.
     fn iget(&self, py: Python<'_>, offset: u64, buffer: &Bound<'_, PyAny>) -> PyResult<Operation> {
         release::drain(py);
-        let buffer = host(Held::target_of(buffer)?)?;
-        Operation::start(py.detach(|| self.inner.iget(offset, buffer)))
+        let buffer = host(Memory::target(buffer, "buffer")?)?.hold();
+        Operation::start(py, py.detach(|| self.inner.iget(offset, buffer)))
     }
 
     /// Puts the bytes of `data`, and returns when they have arrived.

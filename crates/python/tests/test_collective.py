@@ -152,6 +152,54 @@ def test_a_rank_that_dies_is_named(name):
     run_ranks(name, victim, dies=2)
 
 
+def test_operations_give_their_buffers_back_at_once_in_any_thread(name, in_worker):
+    def operate():
+        job = memferry.Job.join(name, 0, 1)
+        data, out = bytearray(8), bytearray(8)
+        calls = [
+            lambda: job.broadcast(data),
+            lambda: job.allreduce(data, out=out),
+            lambda: job.reduce(data, out=out),
+            lambda: job.gather(data, out),
+            lambda: job.allgather(data, out),
+            lambda: job.alltoall(data, out),
+        ]
+        for call in calls:
+            call()
+            for buffer in [data, out]:
+                buffer.append(1)
+            # One that fails: the lengths differ.
+            out.append(1)
+            if call is not calls[0]:
+                with pytest.raises(ValueError):
+                    call()
+            out.pop()
+
+    in_worker(operate)
+
+
+def test_results_of_another_type_are_refused_by_the_names_of_both(name):
+    job = memferry.Job.join(name, 0, 1)
+    data, wrong = np.ones(4, np.float32), np.zeros(4, np.int32)
+    for call in [job.allreduce, job.reduce, job.gather, job.allgather, job.alltoall]:
+        with pytest.raises(TypeError, match="^data has elements of the type float32 and out of int32"):
+            call(data, out=wrong)
+        assert (wrong == 0).all()
+        right = np.zeros(4, np.float32)
+        call(data, out=right)
+        assert (right == data).all()
+    # One type by different names, and by different protocols.
+    out = bytearray(4)
+    for bytes_of in [bytes, bytearray, lambda data: np.frombuffer(data, np.uint8)]:
+        job.allgather(bytes_of(b"1234"), out)
+        assert out == b"1234"
+    numbers, out = np.arange(4, dtype=np.dtype("q")), np.zeros(4, np.dtype("l"))
+    job.allreduce(numbers, out=out)
+    assert (out == numbers).all()
+    with pytest.raises(TypeError, match=r"datetime64\[s\] and out of datetime64\[D\]"):
+        job.allgather(np.zeros(1, "M8[s]"), np.zeros(1, "M8[D]"))
+
+
 def late(name, rank):
     job = memferry.Job.join(name, rank, SIZE, timeout=60)
     job.barrier()

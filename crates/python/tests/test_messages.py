@@ -160,6 +160,33 @@ def test_a_window_is_written_by_another_process(name, is_shareable):
             window.load(0)
 
 
+def test_an_access_that_cannot_start_gives_its_buffer_back_at_once(name, in_worker):
+    with memferry.Endpoint(name, background=True) as one, memferry.Endpoint(name + "-b") as two:
+        with one.expose(bytearray(64)) as window:
+            remote = two.attach(two.connect(one.name), window.handle)
+
+            def fails():
+                data = bytearray(8)
+                for access in [remote.put, remote.get, remote.iput, remote.iget]:
+                    with pytest.raises(ValueError):
+                        access(60, data)
+                    data.append(1)
+
+            in_worker(fails)
+
+
+def test_messages_of_objects_are_refused_with_the_name_of_the_argument(name):
+    wrong = np.zeros(4, object)
+    with memferry.Endpoint(name, background=True) as one, memferry.Endpoint(name + "-b") as two:
+        peer = two.connect(one.name)
+        with pytest.raises(TypeError, match='^data has elements of the format "O"'):
+            two.send(peer, wrong)
+        with pytest.raises(TypeError, match='^buffer has elements of the format "O"'):
+            one.irecv(wrong)
+        with pytest.raises(TypeError, match='^memory has elements of the format "O"'):
+            one.expose(wrong)
+
+
 def test_memory_that_is_read_only_is_not_changed_through_a_window(name):
     with memferry.Endpoint(name, background=True) as endpoint:
         with endpoint.expose(bytes(64), write=False) as window:
