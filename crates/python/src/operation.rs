@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use memferry::message::{self, FailedOperation, MessageStatus, OwnedOperation};
@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use crate::endpoint::Peer;
 use crate::error::{message_error, timeout_error};
 use crate::memory::Held;
+use crate::reactor::{ReactorQueue, Watchers};
 use crate::release::{self, DrainOnDrop};
 use crate::transfer::wait_with_signals;
 
@@ -46,27 +47,14 @@ impl Status {
 #[pyclass(module = "memferry", frozen, weakref)]
 pub(crate) struct Operation {
     state: Mutex<OperationState>,
-    /// Whoever is to be told: an operation itself remembers one alone.
     watchers: Arc<Watchers>,
     _drain: DrainOnDrop,
-}
-
-/// Wakes all who watch an operation.
-#[derive(Default)]
-struct Watchers(Mutex<Vec<Waker>>);
-
-impl Wake for Watchers {
-    fn wake(self: Arc<Self>) {
-        let wakers = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        wakers.into_iter().for_each(Waker::wake);
-    }
 }
 
 enum OperationState {
     InFlight(InFlight),
     /// A thread waits for it, and has the handle.
     Waited {
-        wakers: Vec<Waker>,
         is_cancelled: bool,
     },
     Ended(Ended),
@@ -93,7 +81,7 @@ impl Operation {
 
     fn wait_for(&self, timeout: Duration) -> Option<Ended> {
         let mut state = self.lock();
-        let placeholder = OperationState::Waited { wakers: Vec::new(), is_cancelled: false };
+        let placeholder = OperationState::Waited { is_cancelled: false };
         match std::mem::replace(&mut *state, placeholder) {
             OperationState::InFlight(operation) => {
                 drop(state);
@@ -126,33 +114,31 @@ impl Operation {
         };
         let mut state = self.lock();
         let left = std::mem::replace(&mut *state, next);
-        if let OperationState::Waited { wakers, is_cancelled } = left {
-            if is_cancelled && let OperationState::InFlight(operation) = &*state {
-                operation.cancel();
-            }
-            drop(state);
-            for waker in wakers {
-                if self.poll(&waker) {
-                    waker.wake();
-                }
-            }
+        if let (
+            OperationState::Waited { is_cancelled: true },
+            OperationState::InFlight(operation),
+        ) = (left, &*state)
+        {
+            operation.cancel();
         }
+        drop(state);
+        // Those who came meanwhile watch it again: now there is something to watch.
+        self.watchers.tell();
         ended
     }
 
-    /// Lets the waker be called when the operation is complete; returns whether it is already.
-    pub(crate) fn poll(&self, waker: &Waker) -> bool {
+    pub(crate) fn watchers(&self) -> &Watchers {
+        &self.watchers
+    }
+
+    /// Lets a reactor be told the number when the operation is complete; returns whether it is already.
+    pub(crate) fn watch(&self, queue: &Arc<ReactorQueue>, number: u64) -> bool {
         let mut state = self.lock();
-        match &mut *state {
+        self.watchers.add(queue, number);
+        let is_over = match &mut *state {
             OperationState::Ended(_) => true,
-            OperationState::Waited { wakers, .. } => {
-                wakers.push(waker.clone());
-                false
-            }
+            OperationState::Waited { .. } => false,
             OperationState::InFlight(operation) => {
-                let mut watchers = self.watchers.0.lock().unwrap_or_else(PoisonError::into_inner);
-                watchers.push(waker.clone());
-                drop(watchers);
                 let all = Waker::from(self.watchers.clone());
                 match Pin::new(operation).poll(&mut Context::from_waker(&all)) {
                     Poll::Pending => false,
@@ -164,7 +150,13 @@ impl Operation {
                     }
                 }
             }
+        };
+        drop(state);
+        if is_over {
+            self.watchers.remove(queue, number);
+            self.watchers.tell();
         }
+        is_over
     }
 
     /// Waits until it is complete, or raises `TimeoutError`.

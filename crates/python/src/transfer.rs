@@ -1,7 +1,7 @@
 //! The handle of a copy in flight.
 
 use std::pin::Pin;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 
 use crate::error::{copy_error, timeout_error};
 use crate::memory::{Held, Memory};
+use crate::reactor::{ReactorQueue, Watchers};
 use crate::release::{self, DrainOnDrop};
 
 /// How long a wait goes on before signals are handled.
@@ -20,6 +21,9 @@ pub(crate) const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 #[pyclass(module = "memferry", frozen, weakref)]
 pub(crate) struct Transfer {
     transfer: memferry::Transfer,
+    /// The same as a future, which keeps the one waker of all watchers.
+    future: Mutex<memferry::Transfer>,
+    watchers: Arc<Watchers>,
     /// The buffers, until somebody has seen the end of the copy.
     buffers: Mutex<Option<HeldBuffers>>,
     _drain: DrainOnDrop,
@@ -45,7 +49,13 @@ enum HeldBuffers {
 
 impl Transfer {
     fn new(transfer: memferry::Transfer, buffers: HeldBuffers) -> Self {
-        Self { transfer, buffers: Mutex::new(Some(buffers)), _drain: DrainOnDrop }
+        Self {
+            future: Mutex::new(transfer.clone()),
+            transfer,
+            watchers: Arc::default(),
+            buffers: Mutex::new(Some(buffers)),
+            _drain: DrainOnDrop,
+        }
     }
 
     /// Starts a copy. The buffers of one that cannot be started are given back.
@@ -106,13 +116,27 @@ impl Transfer {
         Some(outcome)
     }
 
-    /// Lets the waker be called when the copy is complete; returns whether it is already.
-    pub(crate) fn poll(&self, waker: &Waker) -> bool {
-        let polled = Pin::new(&mut self.transfer.clone()).poll(&mut Context::from_waker(waker));
-        if polled.is_ready() {
+    /// Lets a reactor be told the number when the copy is complete; returns whether it is already.
+    pub(crate) fn watch(&self, queue: &Arc<ReactorQueue>, number: u64) -> bool {
+        self.watchers.add(queue, number);
+        let waker = Waker::from(self.watchers.clone());
+        let is_over = match self.future.try_lock() {
+            Ok(mut future) => {
+                Pin::new(&mut *future).poll(&mut Context::from_waker(&waker)).is_ready()
+            }
+            // Another thread polls it with the same waker, or did when this process was forked.
+            Err(_) => self.transfer.check().is_some(),
+        };
+        if is_over {
+            self.watchers.remove(queue, number);
+            self.watchers.tell();
             self.give_back();
         }
-        polled.is_ready()
+        is_over
+    }
+
+    pub(crate) fn watchers(&self) -> &Watchers {
+        &self.watchers
     }
 }
 

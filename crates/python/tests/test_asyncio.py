@@ -160,3 +160,48 @@ def test_everybody_who_awaits_one_operation_is_told(name):
             await asyncio.wait_for(called.wait(), 60)
 
     asyncio.run(main())
+
+
+def test_an_operation_tells_only_those_who_still_await_it(name):
+    class Recorder:
+        """A reactor, and the numbers that it was told."""
+
+        def __init__(self, reactor):
+            self._reactor, self.told = reactor, []
+
+        def take(self):
+            numbers = self._reactor.take()
+            self.told += numbers
+            return numbers
+
+        def __getattr__(self, attribute):
+            return getattr(self._reactor, attribute)
+
+    async def main():
+        with memferry.Endpoint(name, background=True) as one, memferry.Endpoint(name + "-b") as two:
+            loop = asyncio.get_running_loop()
+            peer = await loop.run_in_executor(None, two.connect, one.name)
+            receive = one.irecv(bytearray(8))
+
+            async def wait():
+                return (await receive).nbytes
+
+            async def give_up():
+                task = asyncio.create_task(wait())
+                await asyncio.sleep(0)
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+            await give_up()
+            reactor = memferry._completion._loops[loop]
+            recorder = reactor._reactor = Recorder(reactor._reactor)
+            for _ in range(1000):
+                await give_up()
+            task = asyncio.create_task(wait())
+            await asyncio.sleep(0)
+            await loop.run_in_executor(None, two.send, peer, b"once")
+            assert await asyncio.wait_for(task, 60) == 4
+            assert len(set(recorder.told)) == 1
+
+    asyncio.run(main())

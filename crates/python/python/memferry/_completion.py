@@ -35,14 +35,15 @@ class _LoopReactor:
             _settle(future, handle)
         else:
             self._awaited[number] = (future, handle)
-            future.add_done_callback(lambda future: self._forget(future, number))
+            future.add_done_callback(lambda future: self._forget(future, handle, number))
         return future
 
-    def _forget(self, future, number):
+    def _forget(self, future, handle, number):
         # Nobody awaits it any more. A copy goes on by itself; a receive without a handle is
         # cancelled, and does not take the next message.
         if future.cancelled():
             self._awaited.pop(number, None)
+            self._reactor.forget(handle, number)
 
     def _look(self):
         for number in self._reactor.take():
