@@ -5,7 +5,12 @@ use memferry::message;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
 
-pyo3::create_exception!(memferry, Error, PyRuntimeError, "An error of Memferry.");
+pyo3::create_exception!(
+    memferry,
+    Error,
+    PyRuntimeError,
+    "An error of Memferry: the base of PeerDisconnected, Cancelled and LoadError."
+);
 pyo3::create_exception!(
     memferry,
     PeerDisconnected,

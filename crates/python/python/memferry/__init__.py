@@ -2,7 +2,7 @@
 
 >>> import memferry
 >>> target = bytearray(5)
->>> memferry.copy(target, b"hello")
+>>> memferry.copy(source=b"hello", target=target)
 >>> bytes(target)
 b'hello'
 

@@ -12,9 +12,9 @@ import memferry
 
 def _copies():
     source, target = bytearray(os.urandom(1 << 20)) * 16, bytearray(16 << 20)
-    memferry.copy(target, source)
+    memferry.copy(source=source, target=target)
     started = time.perf_counter()
-    memferry.copy(target, source)
+    memferry.copy(source=source, target=target)
     seconds = time.perf_counter() - started
     if target != source:
         return False, "wrong bytes arrived"

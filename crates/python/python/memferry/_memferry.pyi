@@ -20,7 +20,9 @@ Memory: TypeAlias = Buffer | _DLPack | _ArrayInterface | _CudaArrayInterface
 
 __version__: str
 
-class Error(RuntimeError): ...
+class Error(RuntimeError):
+    """The base of ``PeerDisconnected``, ``Cancelled`` and ``LoadError``."""
+
 class PeerDisconnected(Error): ...
 class Cancelled(Error): ...
 class LoadError(Error): ...
@@ -205,7 +207,7 @@ class Job:
         """Waits until all ranks have called it.
 
         All ranks call the same collective operations, in the same order and with the same sizes. When a rank dies,
-        all others raise ``Error``, which names it.
+        is interrupted, or its function raises, the others raise ``Error``, which names it.
         """
 
     def broadcast(self, buffer: Memory, root: int = 0) -> None:
@@ -214,7 +216,7 @@ class Job:
     def allreduce(
         self, data: Memory, op: str | Callable[[memoryview, memoryview], object] = "sum", *, out: Memory | None = None
     ) -> None:
-        """Reduces the elements of all ranks to all ranks, in place or into ``out``.
+        """Reduces the elements of all ranks to all ranks, in place or into ``out``, which has the type of ``data``.
 
         ``op`` is ``"sum"``, ``"product"``, ``"min"``, ``"max"``, ``"and"``, ``"or"``, ``"xor"``, ``"logical_and"``,
         ``"logical_or"``, ``"logical_xor"``, or a function of two memoryviews: it combines the first, of some ranks,
