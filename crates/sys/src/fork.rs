@@ -3,14 +3,9 @@
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-<<<<<<< HEAD
-use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::descriptor_cell::DescriptorCell;
-=======
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
->>>>>>> 0d397bed (sys: leave no static half made or locked in a forked child)
 
 mod statics;
 

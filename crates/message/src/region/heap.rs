@@ -4,11 +4,7 @@
 use std::ffi::c_int;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-<<<<<<< HEAD
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Once, OnceLock};
-=======
->>>>>>> 0d397bed (sys: leave no static half made or locked in a forked child)
 
 use memferry_sys::cross_memory::CrossMemoryDenied;
 use memferry_sys::fork::{ForkSafe, OwnerProcess};
@@ -87,7 +83,7 @@ pub(crate) fn all_from_setting(text: &str) -> Option<bool> {
 /// Where nothing but a filter or Yama's ptrace scope keeps processes of a user from each other, as in containers,
 /// a setting gives it to them.
 pub(crate) fn is_for(peer: Credentials, access: &PeerAccess, has_written: bool) -> bool {
-    static IS_FOR_ALL: OnceLock<bool> = OnceLock::new();
+    static IS_FOR_ALL: ForkSafe<bool> = ForkSafe::new();
     let is_for_all = || {
         let value = settings::read_variable(PEERS_VARIABLE, all_from_setting);
         value.ok().flatten().unwrap_or(false)
@@ -110,15 +106,13 @@ pub(crate) fn is_for(peer: Credentials, access: &PeerAccess, has_written: bool) 
 /// Reports, once, that a peer does not get the heap of this process.
 #[cold]
 pub(crate) fn report_refusal(peer: Credentials) {
-    static REPORTED: Once = Once::new();
-    if IS_ADOPTED.load(Ordering::Relaxed) {
-        REPORTED.call_once(|| {
-            tracing::warn!(
-                pid = peer.pid,
-                "the shared heap is not passed to a peer that cannot write the memory of this \
-                 process: `memferry doctor --verbose` says why; {PEERS_VARIABLE}=user passes it to \
-                 all peers of the user"
-            );
-        });
+    static IS_REPORTED: AtomicBool = AtomicBool::new(false);
+    if IS_ADOPTED.load(Ordering::Relaxed) && !IS_REPORTED.swap(true, Ordering::Relaxed) {
+        tracing::warn!(
+            pid = peer.pid,
+            "the shared heap is not passed to a peer that cannot write the memory of this \
+             process: `memferry doctor --verbose` says why; {PEERS_VARIABLE}=user passes it to \
+             all peers of the user"
+        );
     }
 }
