@@ -57,7 +57,7 @@ fn no_bytes_are_no_problem_wherever_they_are() {
 fn unequal_lengths_are_refused_and_owned_buffers_given_back() {
     let ferry = ferry();
     let mismatch = ValidationError::LengthMismatch { source_bytes: 3, target_bytes: 4 };
-    assert_eq!(ferry.copy(&[1u8; 3], &mut [0; 4]), Err(mismatch.into()));
+    assert_eq!(ferry.copy(&[1u8; 3], &mut [0; 4]), Err(mismatch.clone().into()));
     assert!(ferry.compare(&[1u8; 3], &[0; 4]).is_err());
     let failed = ferry.icopy(vec![1u8; 3], vec![0u8; 4]).unwrap_err();
     assert_eq!((failed.error, failed.source.len(), failed.target.len()), (mismatch.into(), 3, 4));

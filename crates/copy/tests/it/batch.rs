@@ -244,7 +244,7 @@ fn a_bad_item_refuses_the_whole_batch() {
     ] {
         // SAFETY: nothing is started.
         let outcome = unsafe { ferry.start_many_raw(&[good, bad], Options::new()) };
-        assert_eq!(outcome.unwrap_err(), Error::Validation(expected));
+        assert_eq!(outcome.unwrap_err(), Error::Validation(expected.clone()));
         // SAFETY: nothing is started.
         let outcome = unsafe { ferry.start_each_raw(&[good, bad]) };
         assert_eq!(outcome.unwrap_err(), Error::Validation(expected));
