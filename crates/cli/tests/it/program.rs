@@ -194,6 +194,7 @@ fn a_bad_value_is_an_error_with_the_variable_and_good_values() {
         ("MEMFERRY_EAGER_BYTES", "4 apples", "64k"),
         ("MEMFERRY_BACKGROUND", "perhaps", "on or off"),
         ("MEMFERRY_PINNING", "perhaps", "auto, off or on"),
+        ("MEMFERRY_SHARED_HEAP_PEERS", "perhaps", "access or user"),
     ] {
         let assert = memferry(&["explain", "--message", "64k"]).env(name, value).assert().failure();
         let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
