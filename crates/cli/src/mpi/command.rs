@@ -13,13 +13,14 @@ use memferry_bench::host::mpi::{MpiFamily, launcher, provider};
 use memferry_sys::settings;
 use serde::Serialize;
 
-use super::one_host;
+use super::{one_host, options};
 use crate::args::{EnvArgs, MpirunArgs};
 use crate::show;
 
 /// Sets the variables and replaces this process by the launcher (`exec`). Returns only if that
 /// fails.
 pub(crate) fn mpirun(args: &MpirunArgs) -> anyhow::Result<()> {
+    let args = options::sort(args)?;
     let (launcher, rest) = launcher::choose(args.mpi.as_deref(), &args.words)?;
     launcher.require_fabric()?;
     check_config()?;

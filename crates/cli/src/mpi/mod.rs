@@ -3,4 +3,5 @@
 
 pub(crate) mod command;
 mod one_host;
+mod options;
 pub(crate) mod probe;

@@ -174,6 +174,31 @@ fn a_shared_heap_is_preloaded_beside_the_collectives() {
 }
 
 #[test]
+fn own_options_are_recognised_behind_options_of_the_launcher() {
+    let machine = FakeMachine::new().launcher("mpirun", OPEN_MPI);
+    let folder = tempfile::tempdir().unwrap();
+    let preload = ("libmemferry-preload.so", "\x7fELF with mempcpy");
+    for (name, contents) in [preload, ("libmemferry-fi.so", PROVIDER)] {
+        fs::write(folder.path().join(name), contents).unwrap();
+    }
+    let words = ["mpirun", "--bind-to", "core", "--shared-heap", "./a", "--shared-heap"];
+    let mut command = machine.memferry(&words);
+    let lines = started(command.env("MEMFERRY_PROVIDER_DIR", folder.path()));
+    assert!(has(&lines, "MEMFERRY_SHARED_HEAP=65536"), "{lines:?}");
+    let words: Vec<_> = lines.iter().filter_map(|line| line.strip_prefix("word ")).collect();
+    assert!(words.ends_with(&["--bind-to", "core", "./a", "--shared-heap"]), "{words:?}");
+}
+
+#[test]
+fn an_own_option_that_is_passed_on_behind_an_unknown_one_is_named() {
+    let machine = FakeMachine::new().launcher("mpirun", OPEN_MPI);
+    let mut command = machine.memferry(&["mpirun", "--new", "value", "--shared-heap", "./a"]);
+    let output = command.assert().code(7).get_output().clone();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("--shared-heap is passed on, because `value` is taken"), "{said}");
+}
+
+#[test]
 fn a_launcher_can_be_named_by_its_path_its_folder_or_its_name() {
     let machine = FakeMachine::new().launcher("mpirun", OPEN_MPI).launcher("mpirun.own", MPICH);
     let path = machine.bin().join("mpirun.own");

@@ -204,7 +204,7 @@ pub fn resolve(given: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// Whether a word names a launcher rather than the program to launch.
-fn names_launcher(word: &OsStr) -> bool {
+pub fn names_launcher(word: &OsStr) -> bool {
     let name = Path::new(word).file_name().map(|name| name.to_string_lossy().into_owned());
     let Some(name) = name else { return false };
     ["mpirun", "mpiexec", "orterun", "prterun"].into_iter().any(|known| {
