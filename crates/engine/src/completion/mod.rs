@@ -73,6 +73,7 @@ pub struct Completion {
     listeners: Mutex<Option<Box<CompletionListeners>>>,
     /// The channels that get a work offer from other channels; see [`spread`].
     spread: Mutex<Vec<Weak<dyn Channel>>>,
+    caller_core: help::CallerCore,
     /// The channel without a thread that executes the transfer; see [`polling`].
     polled: OnceLock<Weak<dyn Channel>>,
     /// Taken, and so ended, by the call that completes the transfer. Boxed: few transfers are traced.
@@ -101,6 +102,7 @@ impl Completion {
             failure: Mutex::new(None),
             listeners: Mutex::new(None),
             spread: Mutex::new(Vec::new()),
+            caller_core: help::CallerCore::default(),
             polled: OnceLock::new(),
             span: Mutex::new(None),
             owner: OwnerProcess::current(),

@@ -41,6 +41,9 @@ pub const MAX_SPINS: u32 = 6;
 /// The polls of an idle channel between two readings of the clock.
 pub const POLLS_PER_CLOCK: u32 = 64;
 
+/// The time in nanoseconds of polling after which an idle channel lets other threads have its core.
+pub const YIELD_NS: u64 = 10_000;
+
 /// The worker thread of a channel.
 struct CpuWorker {
     shared: Arc<ChannelShared>,
@@ -183,6 +186,7 @@ impl CpuWorker {
         let ring = &self.shared.ring;
         let start = Instant::now();
         let mut is_notified = false;
+        let mut yields_at = Duration::from_nanos(YIELD_NS);
         loop {
             for _ in 0..POLLS_PER_CLOCK {
                 if ring.has_unclaimed() {
@@ -201,8 +205,14 @@ impl CpuWorker {
                 self.shared.notify_waiters(ring.completed());
                 is_notified = true;
             }
-            if start.elapsed() >= spin || ring.is_closed() {
+            let polled = start.elapsed();
+            if polled >= spin || ring.is_closed() {
                 return false;
+            }
+            // If other programs use the other cores, the submitter may be waiting for this one.
+            if polled >= yields_at {
+                std::thread::yield_now();
+                yields_at = polled + Duration::from_nanos(YIELD_NS);
             }
         }
     }

@@ -9,7 +9,7 @@ mod sibling;
 use std::sync::Arc;
 
 #[doc(hidden)]
-pub use channel::{BUSY_BYTES_PER_NS, LONG_BYTES, MAX_SPINS, POLLS_PER_CLOCK};
+pub use channel::{BUSY_BYTES_PER_NS, LONG_BYTES, MAX_SPINS, POLLS_PER_CLOCK, YIELD_NS};
 pub use profile::{CpuProfile, ProfileError, ProfileOrigin, ProfileSource};
 pub use sibling::SiblingUse;
 
