@@ -16,7 +16,7 @@ use crate::plan::{self, CopyPlan, CopyPlanContext, CopyQuery};
 use crate::policy::PolicyKind;
 use crate::request::{Options, Request};
 use crate::statistics::Statistics;
-use crate::submit::{ActiveEngine, FerryCore, ShareRates, copy_inline};
+use crate::submit::{ActiveEngine, FerryCore, ShareRates, SharedTimes, copy_inline};
 use crate::transfer::{FailedTransfer, OwnedSource, OwnedTarget, OwnedTransfer, Transfer};
 use memferry_sys::stats;
 
@@ -322,17 +322,25 @@ impl Ferry {
             return outcome.map(|()| TransferOutput::default());
         }
         let mut plan = self.core.plan(&request, true)?;
-        let sharing = self.core.choose_sharing(&mut plan, &request);
+        let sharing = self.core.choose_sharing(&mut plan, &mut request);
         let length = request.length;
         let start = (length >= MIN_TIMED_BYTES).then(Instant::now);
         // SAFETY: the caller upholds the contract; the wait ensures completion.
-        let outcome = unsafe { self.core.execute(request, &plan, true) }.wait();
+        let transfer = unsafe { self.core.execute(request, &plan, true) };
+        let own_chunks = transfer.run_unclaimed();
+        let claimed = own_chunks.zip(start).map(|(own, start)| (own, start.elapsed()));
+        let outcome = transfer.wait();
         if let Some(start) = start {
             let took = start.elapsed();
             if let (Some(choice), Some(rates), true) =
                 (sharing, &self.core.share_rates, outcome.is_ok())
             {
                 rates.record(length, choice, took);
+                if let Some((own, claimed)) = claimed
+                    && let Some(chunks) = transfer.shared_chunks(own)
+                {
+                    rates.record_shared(chunks, SharedTimes { claimed, whole: took });
+                }
             }
             let time = stats::class_of(took.as_nanos() as u64);
             stats::thread(|counters| counters.copy_latency[time].add(1));

@@ -1,13 +1,15 @@
 //! The limits that are the same on every machine, in one table, for `memferry explain`.
 
-use memferry_engine::cpu::{self, BUSY_BYTES_PER_NS, LONG_BYTES, MAX_SPINS, POLLS_PER_CLOCK};
+use memferry_engine::cpu::{
+    self, BUSY_BYTES_PER_NS, LONG_BYTES, MAX_SPINS, POLLS_PER_CLOCK, YIELD_NS,
+};
 use memferry_engine::runtime::limits as runtime;
 
 use super::{limits, registration};
 use crate::ferry::MIN_TIMED_BYTES;
 use crate::list;
 use crate::policy::{dedicated, sticky};
-use crate::submit::{batch, delivery_rates, inline_limit, share_rates};
+use crate::submit::{batch, delivery_rates, inline_limit, share_pause, share_rates};
 
 /// A limit that is the same on every machine.
 ///
@@ -108,6 +110,12 @@ pub const FIXED_LIMITS: &[FixedLimit] = &[
     count("share_row", share_rates::ROW as u64, "copies", "that are such a row"),
     count("share_moving", share_rates::MOVING as u64, "copies", "after a change that are not measured, because the data moves"),
     count("share_first", share_rates::FIRST as u64, "copies", "before the first row of trials"),
+    count("hybrid_period", share_rates::HYBRID_PERIOD as u64, "copies", "of a device and processors from one row without processors to the next"),
+    count("hybrid_row", share_rates::HYBRID_ROW as u64, "copies", "that are such a row"),
+    count("hybrid_moving", share_rates::HYBRID_MOVING as u64, "copies", "after a change that are not measured"),
+    count("hybrid_first", share_rates::HYBRID_FIRST as u64, "copies", "before the first such row"),
+    count("share_pause", share_pause::PAUSE_FACTOR, "×", "copies are not shared for so many times what one lost by channels that had no core of their own"),
+    count("share_loss", share_pause::MIN_LOSS_PERCENT, "percent", "of the caller's time alone that count as such a loss"),
     count("share_gain", share_rates::MIN_GAIN_PERCENT, "percent", "that sharing a copy must gain"),
     count("share_gain_again", share_rates::MIN_GAIN_AGAIN_PERCENT, "percent", "that it must gain to be chosen again"),
 
@@ -124,6 +132,7 @@ pub const FIXED_LIMITS: &[FixedLimit] = &[
     count("busy_rate", BUSY_BYTES_PER_NS, "bytes/ns", "by which the busy time of a channel is derived from its bytes"),
     count("woken_by_channel", runtime::PASSED_ON as u64, "channels", "that a channel wakes when it is woken, if they were called"),
     count("wake_stall", runtime::STALL_WAKES, "×", "wake_ns: then a wake-up that is under way holds up no other"),
+    count("yield", YIELD_NS, "ns", "of polling after which an idle channel lets other threads have its core"),
     count("polls_per_clock", POLLS_PER_CLOCK as u64, "polls", "between two readings of the clock"),
     bytes("long", LONG_BYTES, "waiters for earlier copies are notified before one of this size starts"),
     count("group", runtime::GROUP, "copies", "that are copied together, a line of each in turn"),

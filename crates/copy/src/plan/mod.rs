@@ -344,11 +344,18 @@ pub fn plan(facts: &CopyPlanContext, question: &CopyQuery) -> Option<CopyPlan> {
     Some(plan_for_engine(facts, question, engine))
 }
 
-/// Plans a blocking copy of host memory that the caller makes alone, because that was measured to be
-/// faster.
-pub(crate) fn by_caller(facts: &CopyPlanContext, bytes: u64) -> CopyPlan {
-    let kernel = kernel(&facts.profile, &CopyQuery::copy(bytes, true), 1);
+/// Plans a blocking request of host memory that the caller executes alone, because that was measured to
+/// be faster.
+pub(crate) fn by_caller(facts: &CopyPlanContext, question: &CopyQuery) -> CopyPlan {
+    let kernel = kernel(&facts.profile, question, 1);
     CopyPlan::new(CopyStrategy::Inline, kernel, CopyReason::SharingIsSlower)
+}
+
+/// Plans a blocking copy of registered host memory that an engine makes without processors, because that was
+/// measured to be faster.
+pub(crate) fn by_engine(facts: &CopyPlanContext, question: &CopyQuery, engine: usize) -> CopyPlan {
+    let alone = CopyQuery { no_caller_assist: true, reuse: ReuseHint::Reused, ..*question };
+    plan_for_engine(facts, &alone, engine)
 }
 
 /// Returns the reason why the caller executes the request alone, or `None` if an engine gets it.

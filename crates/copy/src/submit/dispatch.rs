@@ -14,7 +14,7 @@ use crate::plan::{CopyPlan, CopyStrategy};
 use crate::policy::Choice;
 use crate::registration::{PipelinedRegistration, is_pinned_at_once};
 use crate::request::{Request, RequestExtras};
-use memferry_sys::{probes, stats};
+use memferry_sys::{affinity, probes, stats};
 
 /// A transfer that is about to be dispatched.
 struct PendingTransfer<'a> {
@@ -78,7 +78,10 @@ impl FerryCore {
         let blocking = blocking && !request.options.no_caller_assist;
         let (first, others) = self.offered_channels(&request, plan, blocking);
         // SAFETY: the caller upholds the contract.
-        let completion = unsafe { new_completion(&request, plan) }.spread_over(others);
+        let mut completion = unsafe { new_completion(&request, plan) }.spread_over(others);
+        if blocking {
+            completion = completion.awaited_on(affinity::current_core());
+        }
         // SAFETY: the caller guarantees the validity of the variable until the transfer is complete.
         let completion = unsafe { completion.storing_crc(request.crc_variable) };
         let span = count_transfer(&request, plan);

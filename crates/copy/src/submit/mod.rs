@@ -6,6 +6,7 @@ pub(crate) mod channel_selection;
 pub(crate) mod delivery_rates;
 mod dispatch;
 pub(crate) mod inline_limit;
+pub(crate) mod share_pause;
 pub(crate) mod share_rates;
 
 use std::sync::Arc;
@@ -34,7 +35,8 @@ pub(crate) use batch::EachBatch;
 pub(crate) use delivery_rates::{DeliveryBy, DeliveryChoice, DeliveryRates};
 pub(crate) use inline_limit::InlineLimit;
 use inline_limit::SmallCopy;
-use share_rates::CopyWay;
+pub(crate) use share_pause::{SharedChunks, SharedTimes};
+use share_rates::{CopyWay, SharedWith};
 pub(crate) use share_rates::{ShareChoice, ShareRates};
 
 /// The state that all clones of a ferry share.
@@ -303,22 +305,39 @@ impl FerryCore {
         }
     }
 
-    /// Decides whether a blocking copy of medium size is shared as planned, and changes the plan if not.
-    /// Returns the decision, whose time is to be recorded; `None`: the plan stands.
+    /// Decides whether a blocking request is shared with processors as planned, and changes the plan and
+    /// the request if not. Returns the decision, whose time is to be recorded; `None`: the plan stands.
     pub(crate) fn choose_sharing(
         &self,
         plan: &mut CopyPlan,
-        request: &Request<'_>,
+        request: &mut Request<'_>,
     ) -> Option<ShareChoice> {
-        let CopyStrategy::WorkSharing { engine, .. } = plan.strategy else { return None };
-        let has_choice = request.length < plan::ALWAYS_SHARED_BYTES
-            && request.operation == Opcode::Copy
-            && self.engines[engine].runs_lists
-            && request.has_default_options();
+        let is_measured = request.operation == Opcode::Copy && request.has_default_options();
+        let with = match plan.strategy {
+            CopyStrategy::HybridWorkSharing { .. } if is_measured => SharedWith::Engine,
+            CopyStrategy::WorkSharing { engine, .. } if self.engines[engine].runs_lists => {
+                if is_measured {
+                    SharedWith::Caller
+                } else {
+                    SharedWith::UnmeasuredCaller
+                }
+            }
+            _ => return None,
+        };
+        let Options { cache_hint, no_caller_assist, .. } = request.options;
+        let has_choice = !no_caller_assist && !request.options.has_predecessors();
         let rates = self.share_rates.as_ref().filter(|_| has_choice)?;
-        let choice = rates.decide(request.length);
+        let choice = rates.decide(request.length, with);
         if choice.way == CopyWay::Alone {
-            *plan = plan::by_caller(&self.plan_context, request.length);
+            let operation = request.operation;
+            let question =
+                CopyQuery { operation, cache_hint, ..CopyQuery::copy(request.length, true) };
+            if let CopyStrategy::HybridWorkSharing { engine, .. } = plan.strategy {
+                *plan = plan::by_engine(&self.plan_context, &question, engine);
+                request.options.no_caller_assist = true;
+            } else {
+                *plan = plan::by_caller(&self.plan_context, &question);
+            }
         }
         Some(choice)
     }

@@ -1,4 +1,5 @@
-//! Whether a caller that waits shares a copy of medium size with channels, or makes it alone.
+//! Whether a caller that waits shares a copy of medium size with channels, or makes it alone, and whether
+//! processors share a large copy of a faster engine.
 //!
 //! The measured limit, from which on copies are shared, is one for all data. Data in no cache is copied
 //! faster by two cores from there on; data in the caller's caches moves to other cores and back, and
@@ -10,10 +11,14 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use memferry_sys::clock;
+
+use super::share_pause::{SharePause, SharedChunks, SharedTimes};
 use crate::learned::LearnedShare;
 use crate::plan::ALWAYS_SHARED_BYTES;
 
-const SIZES: usize = ALWAYS_SHARED_BYTES.ilog2() as usize;
+/// The powers of two that are told apart; the last one stands for all larger ones.
+const SIZES: usize = 32;
 /// The copies of a thread and a size from one row of trials to the next.
 pub(crate) const PERIOD: u32 = 512;
 /// The periods from one row of trials to the next, if the other way is much slower.
@@ -34,15 +39,57 @@ pub(crate) const MIN_GAIN_AGAIN_PERCENT: u64 = 10;
 /// What a row may take beyond as many copies of the usual way, in percent of the time until the next one:
 /// its first copies wake channels, and move the data to other cores.
 pub(crate) const MAX_ROW_PERCENT: u64 = 1;
-/// Where a thread begins to count.
-const START: u32 = PERIOD - ROW - FIRST;
+/// The same numbers for copies that processors share with a faster engine: few, and long.
+pub(crate) const HYBRID_PERIOD: u32 = 64;
+pub(crate) const HYBRID_ROW: u32 = 4;
+pub(crate) const HYBRID_MOVING: u32 = 1;
+pub(crate) const HYBRID_FIRST: u32 = 4;
+
+/// When the other way is tried.
+#[derive(Debug, Clone, Copy)]
+struct Rhythm {
+    period: u32,
+    row: u32,
+    moving: u32,
+    first: u32,
+}
+
+impl Rhythm {
+    const OF_CALLER: Self = Self { period: PERIOD, row: ROW, moving: MOVING, first: FIRST };
+    const OF_HYBRID: Self =
+        Self { period: HYBRID_PERIOD, row: HYBRID_ROW, moving: HYBRID_MOVING, first: HYBRID_FIRST };
+
+    /// Where a thread begins to count.
+    fn start(self) -> u32 {
+        self.period - self.row - self.first
+    }
+
+    /// The periods of copies with the usual time in which a row of trials with this time is made once.
+    fn row_pause(self, row: u64, usual: u64) -> u32 {
+        let excess = row.saturating_sub(usual.saturating_mul(u64::from(self.row)));
+        let copies = excess.saturating_mul(100 / MAX_ROW_PERCENT) / usual.max(1);
+        let periods = copies.div_ceil(u64::from(self.period));
+        u32::try_from(periods).unwrap_or(MAX_PAUSE).clamp(1, MAX_PAUSE)
+    }
+}
+
+/// Who copies with processors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SharedWith {
+    /// A caller that can make the copy alone.
+    Caller,
+    /// A caller that can make the copy alone, but whose times are not measured.
+    UnmeasuredCaller,
+    /// A faster engine, to which the copy can be left.
+    Engine,
+}
 
 /// How a copy is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CopyWay {
-    /// By the caller alone.
+    /// By the caller or the faster engine alone.
     Alone,
-    /// By the caller and channels.
+    /// Together with channels of processors.
     Shared,
 }
 
@@ -50,14 +97,23 @@ pub(crate) enum CopyWay {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ShareChoice {
     pub(crate) way: CopyWay,
+    with: SharedWith,
     is_measured: bool,
     /// Whether it is one of a row of trials.
     is_trial: bool,
 }
 
+impl ShareChoice {
+    /// A choice that was not measured, and whose time is not.
+    const fn of(way: CopyWay, with: SharedWith) -> Self {
+        Self { way, with, is_measured: false, is_trial: false }
+    }
+}
+
 thread_local! {
     /// The copies of this thread, by size. Rows of trials are of one thread: another one has other data.
-    static COPIES: [ThreadCopies; SIZES] = const { [const { ThreadCopies::new() }; SIZES] };
+    static COPIES: [[ThreadCopies; SIZES]; 2] =
+        const { [const { [const { ThreadCopies::new() }; SIZES] }; 2] };
 }
 
 /// What a thread counts for a size.
@@ -80,7 +136,7 @@ struct Row {
 
 impl ThreadCopies {
     const fn new() -> Self {
-        Self { number: Cell::new(START), row: Cell::new(None) }
+        Self { number: Cell::new(0), row: Cell::new(None) }
     }
 
     /// Counts a copy, and returns how many there were before.
@@ -103,18 +159,24 @@ impl ThreadCopies {
     }
 
     /// The time of the row that has ended, if it is complete: of all its copies, made in this way.
-    fn take_row(&self, way: CopyWay) -> Option<u64> {
+    fn take_row(&self, way: CopyWay, copies: u32) -> Option<u64> {
         let row = self.row.take()?;
-        (row.way == way && row.copies == ROW).then_some(row.time)
+        (row.way == way && row.copies == copies).then_some(row.time)
     }
 }
 
 /// The measured times, for each power of two of the size.
 #[derive(Debug)]
-pub(crate) struct ShareRates([SizeRates; SIZES]);
+pub(crate) struct ShareRates {
+    of_caller: [SizeRates; SIZES],
+    of_hybrid: [SizeRates; SIZES],
+    /// Set while channels hold copies up.
+    pause: SharePause,
+}
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct SizeRates {
+    rhythm: Rhythm,
     /// The times in picoseconds per byte; 0 before one was measured.
     alone: AtomicU64,
     shared: AtomicU64,
@@ -129,12 +191,17 @@ struct SizeRates {
 
 impl ShareRates {
     pub(crate) fn new() -> Self {
-        Self(std::array::from_fn(|_| SizeRates::default()))
+        let rates = |rhythm| std::array::from_fn(|_| SizeRates::new(rhythm));
+        Self {
+            of_caller: rates(Rhythm::OF_CALLER),
+            of_hybrid: rates(Rhythm::OF_HYBRID),
+            pause: SharePause::default(),
+        }
     }
 
-    /// The sizes of which both ways were measured.
+    /// The sizes of which both ways were measured of copies by a caller.
     pub(crate) fn learned(&self) -> Vec<LearnedShare> {
-        let rates = self.0.iter().enumerate().filter_map(|(power, size)| {
+        let rates = self.of_caller.iter().enumerate().filter_map(|(power, size)| {
             let [alone, shared] = size.rates();
             (alone > 0 && shared > 0).then(|| LearnedShare {
                 min_bytes: 1 << power,
@@ -146,17 +213,43 @@ impl ShareRates {
         rates.collect()
     }
 
-    /// Decides about a copy of less than [`ALWAYS_SHARED_BYTES`].
-    pub(crate) fn decide(&self, bytes: u64) -> ShareChoice {
-        let size = size_of_copy(bytes);
-        COPIES.with(|copies| self.0[size].decide(&copies[size]))
+    /// Decides about a copy. Callers share those from [`ALWAYS_SHARED_BYTES`] on unless there is a pause.
+    pub(crate) fn decide(&self, bytes: u64, with: SharedWith) -> ShareChoice {
+        if with != SharedWith::Engine && self.pause.is_on(clock::now_ns) {
+            return ShareChoice::of(CopyWay::Alone, with);
+        }
+        match with {
+            SharedWith::Caller if bytes < ALWAYS_SHARED_BYTES => {}
+            SharedWith::Engine => {}
+            _ => return ShareChoice::of(CopyWay::Shared, with),
+        }
+        self.with_rates(bytes, with, |rates, copies| ShareChoice { with, ..rates.decide(copies) })
     }
 
     /// Records the time of a copy of this thread.
     pub(crate) fn record(&self, bytes: u64, choice: ShareChoice, took: Duration) {
-        let measured = (took.as_nanos() as u64).saturating_mul(1000) / bytes.max(1);
-        let size = size_of_copy(bytes);
-        COPIES.with(|copies| self.0[size].record(&copies[size], choice, measured.max(1)));
+        if choice.is_measured || choice.is_trial {
+            let measured = (took.as_nanos() as u64).saturating_mul(1000) / bytes.max(1);
+            self.with_rates(bytes, choice.with, |rates, copies| {
+                rates.record(copies, choice, measured.max(1));
+            });
+        }
+    }
+
+    fn with_rates<R>(
+        &self,
+        bytes: u64,
+        with: SharedWith,
+        act: impl FnOnce(&SizeRates, &ThreadCopies) -> R,
+    ) -> R {
+        let (size, is_hybrid) = (size_of_copy(bytes), with == SharedWith::Engine);
+        let rates = if is_hybrid { &self.of_hybrid } else { &self.of_caller };
+        COPIES.with(|copies| act(&rates[size], &copies[usize::from(is_hybrid)][size]))
+    }
+
+    /// Records a shared copy.
+    pub(crate) fn record_shared(&self, chunks: SharedChunks, times: SharedTimes) {
+        self.pause.record(chunks, times, clock::now_ns());
     }
 }
 
@@ -165,25 +258,38 @@ fn size_of_copy(bytes: u64) -> usize {
 }
 
 impl SizeRates {
+    fn new(rhythm: Rhythm) -> Self {
+        let [alone, shared, chosen_at] = Default::default();
+        let (is_alone, row_pause) = Default::default();
+        Self { rhythm, alone, shared, is_alone, chosen_at, row_pause }
+    }
+
     fn decide(&self, copies: &ThreadCopies) -> ShareChoice {
-        let number = copies.next();
-        let turn = number % PERIOD;
+        let Rhythm { period, row, moving, .. } = self.rhythm;
+        let start = self.rhythm.start();
+        let number = copies.next().wrapping_add(start);
+        let turn = number % period;
         if turn == 0 {
             let [_, other] = self.usual_and_other();
-            self.choose(copies.take_row(other));
+            self.choose(copies.take_row(other, row));
         }
         let [usual, other] = self.usual_and_other();
-        match turn.checked_sub(PERIOD - ROW) {
-            Some(trial) if (number / PERIOD).is_multiple_of(self.pause()) => {
+        match turn.checked_sub(period - row) {
+            Some(trial) if (number / period).is_multiple_of(self.pause()) => {
                 if trial == 0 {
                     copies.begin_row(other);
                 }
-                ShareChoice { way: other, is_measured: trial >= MOVING, is_trial: true }
+                let is_measured = trial >= moving;
+                ShareChoice {
+                    is_measured,
+                    is_trial: true,
+                    ..ShareChoice::of(other, SharedWith::Caller)
+                }
             }
             // The first copies of a thread have to wake channels and to fetch their data.
             _ => {
-                let is_settled = turn >= MOVING && !(START..START + MOVING).contains(&number);
-                ShareChoice { way: usual, is_measured: is_settled, is_trial: false }
+                let is_measured = turn >= moving && !(start..start + moving).contains(&number);
+                ShareChoice { is_measured, ..ShareChoice::of(usual, SharedWith::Caller) }
             }
         }
     }
@@ -227,7 +333,7 @@ impl SizeRates {
         if now_alone != is_alone {
             self.row_pause.store(1, Ordering::Relaxed);
         } else if let Some(row) = row {
-            self.row_pause.store(row_pause(row, usual), Ordering::Relaxed);
+            self.row_pause.store(self.rhythm.row_pause(row, usual), Ordering::Relaxed);
         }
         let chosen_at = self.chosen_at.load(Ordering::Relaxed);
         if now_alone == is_alone && chosen_at > 0 && differs(usual, chosen_at) {
@@ -259,195 +365,10 @@ impl SizeRates {
     }
 }
 
-/// The periods of copies with the usual time in which a row of trials with this time is made once.
-fn row_pause(row: u64, usual: u64) -> u32 {
-    let excess = row.saturating_sub(usual.saturating_mul(u64::from(ROW)));
-    let copies = excess.saturating_mul(100 / MAX_ROW_PERCENT) / usual.max(1);
-    u32::try_from(copies.div_ceil(u64::from(PERIOD))).unwrap_or(MAX_PAUSE).clamp(1, MAX_PAUSE)
-}
-
 /// Whether one of two times is a third longer than the other.
 fn differs(one: u64, other: u64) -> bool {
     10 * one.max(other) > 13 * one.min(other)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The copies of the only thread.
-    struct Copies {
-        rates: SizeRates,
-        thread: ThreadCopies,
-    }
-
-    impl Copies {
-        fn new() -> Self {
-            Self { rates: SizeRates::default(), thread: ThreadCopies::new() }
-        }
-
-        fn copy(&mut self, copies: u32, took: impl Fn(u32, CopyWay) -> u64) -> u32 {
-            copy(&self.rates, &self.thread, copies, took)
-        }
-    }
-
-    /// Makes copies of a thread that take the times that `took` tells for their number and way, and
-    /// returns how many were made alone.
-    fn copy(
-        rates: &SizeRates,
-        thread: &ThreadCopies,
-        copies: u32,
-        took: impl Fn(u32, CopyWay) -> u64,
-    ) -> u32 {
-        let copy = |number| {
-            let choice = rates.decide(thread);
-            rates.record(thread, choice, took(number, choice.way));
-            u32::from(choice.way == CopyWay::Alone)
-        };
-        (0..copies).map(copy).sum()
-    }
-
-    fn times(alone: u64, shared: u64) -> impl Fn(u32, CopyWay) -> u64 {
-        move |_, way| if way == CopyWay::Alone { alone } else { shared }
-    }
-
-    #[test]
-    fn copies_are_shared_before_anything_is_measured() {
-        assert_eq!(Copies::new().copy(FIRST, times(1, 1000)), 0);
-    }
-
-    #[test]
-    fn the_faster_way_is_taken_and_the_other_is_tried_now_and_then() {
-        for (alone, shared, expected) in [(300, 360, PERIOD - ROW), (360, 300, ROW)] {
-            let mut copies = Copies::new();
-            copies.copy(2 * PERIOD, times(alone, shared));
-            assert_eq!(copies.copy(PERIOD, times(alone, shared)), expected);
-        }
-    }
-
-    #[test]
-    fn what_is_much_slower_is_tried_rarely() {
-        for (alone, shared, expected) in [(300, 600, RARE * PERIOD - ROW), (600, 300, ROW)] {
-            let mut copies = Copies::new();
-            copies.copy(2 * PERIOD, times(alone, shared));
-            assert_eq!(copies.copy(RARE * PERIOD, times(alone, shared)), expected);
-        }
-    }
-
-    /// The times of copies of which the first that are shared in a row take long.
-    fn slowly_shared(first: u64) -> impl Fn(u32, CopyWay) -> u64 {
-        let last = Cell::new((CopyWay::Shared, 0));
-        move |_, way| {
-            let (before, since) = last.get();
-            let since = if before == way { since + 1 } else { 0 };
-            last.set((way, since));
-            match way {
-                CopyWay::Alone => 300,
-                CopyWay::Shared if since < MOVING => first,
-                CopyWay::Shared => 330,
-            }
-        }
-    }
-
-    #[test]
-    fn rows_of_trials_take_a_hundredth_of_the_time_however_long_their_first_copies_take() {
-        for (first, periods) in [(330, 1), (900, 4), (3000, 21), (30_000, 64)] {
-            let took = slowly_shared(first);
-            let mut copies = Copies::new();
-            copies.copy(MAX_PAUSE * PERIOD, &took);
-            let shared = MAX_PAUSE * PERIOD - copies.copy(MAX_PAUSE * PERIOD, &took);
-            assert!(shared >= ROW, "it is tried again");
-            assert!(shared <= (MAX_PAUSE / periods + 1) * ROW, "{shared} with {first}");
-        }
-    }
-
-    #[test]
-    fn a_row_of_trials_counts_as_a_whole_although_another_thread_begins_one() {
-        let (rates, one, other) = (SizeRates::default(), ThreadCopies::new(), ThreadCopies::new());
-        let took = slowly_shared(900);
-        // Both ways are known, and the next copies of both threads are a row.
-        copy(&rates, &one, FIRST + 2 * PERIOD, &took);
-        rates.row_pause.store(1, Ordering::Relaxed);
-        other.number.set(one.number.get());
-        copy(&rates, &one, ROW - 2, &took);
-        copy(&rates, &other, 1, times(300, 330));
-        // The last two of the row, and the first one of the next period.
-        copy(&rates, &one, 3, &took);
-        assert!(rates.row_pause.load(Ordering::Relaxed) > 1, "{rates:?}");
-        // The other row ends early for that, and says nothing.
-        copy(&rates, &other, ROW, times(300, 330));
-        assert!(rates.row_pause.load(Ordering::Relaxed) > 1, "{rates:?}");
-    }
-
-    #[test]
-    fn an_incomplete_row_of_trials_says_nothing() {
-        let thread = ThreadCopies::new();
-        let add = |count, way| (0..count).for_each(|_| thread.add_trial(way, 300));
-        thread.begin_row(CopyWay::Alone);
-        add(ROW - 1, CopyWay::Alone);
-        assert_eq!(thread.take_row(CopyWay::Alone), None, "a copy failed");
-        thread.begin_row(CopyWay::Alone);
-        add(ROW - 1, CopyWay::Alone);
-        add(1, CopyWay::Shared);
-        assert_eq!(thread.take_row(CopyWay::Alone), None, "the way has changed");
-        thread.begin_row(CopyWay::Alone);
-        add(ROW, CopyWay::Alone);
-        assert_eq!(thread.take_row(CopyWay::Alone), Some(300 * u64::from(ROW)));
-        assert_eq!(thread.take_row(CopyWay::Alone), None, "it is judged once");
-    }
-
-    #[test]
-    fn sharing_must_gain_something() {
-        let mut copies = Copies::new();
-        copies.copy(2 * PERIOD, times(300, 290));
-        assert!(copies.rates.is_alone.load(Ordering::Relaxed));
-    }
-
-    #[test]
-    fn copies_that_move_the_data_are_not_measured() {
-        let last = Cell::new((CopyWay::Shared, 0));
-        let took = |_, way| {
-            let (before, since) = last.get();
-            let since = if before == way { since + 1 } else { 0 };
-            last.set((way, since));
-            if since < MOVING { 3000 } else { 300 }
-        };
-        let mut copies = Copies::new();
-        copies.copy(4 * PERIOD, took);
-        assert_eq!(copies.rates.rates(), [300, 300]);
-    }
-
-    #[test]
-    fn copies_that_are_often_interrupted_count_by_their_mean() {
-        let mut copies = Copies::new();
-        let took = |number, way| match way {
-            CopyWay::Alone => 400,
-            CopyWay::Shared if number % 2 == 0 => 200,
-            CopyWay::Shared => 1000,
-        };
-        copies.copy(20 * PERIOD, took);
-        assert!(copies.rates.is_alone.load(Ordering::Relaxed), "{:?}", copies.rates);
-    }
-
-    #[test]
-    fn one_long_interruption_does_not_change_the_way() {
-        let mut copies = Copies::new();
-        copies.copy(2 * PERIOD, times(300, 360));
-        let long = ShareChoice { way: CopyWay::Alone, is_measured: true, is_trial: false };
-        copies.rates.record(&copies.thread, long, 1_000_000);
-        copies.copy(PERIOD, times(300, 360));
-        assert!(copies.rates.is_alone.load(Ordering::Relaxed));
-    }
-
-    #[test]
-    fn the_way_follows_where_the_data_is() {
-        let (hot, cold) = (times(300, 400), times(3000, 1600));
-        let mut copies = Copies::new();
-        for _ in 0..3 {
-            copies.copy(4 * PERIOD, &hot);
-            assert!(copies.rates.is_alone.load(Ordering::Relaxed), "{:?}", copies.rates);
-            copies.copy(4 * PERIOD, &cold);
-            assert!(!copies.rates.is_alone.load(Ordering::Relaxed), "{:?}", copies.rates);
-        }
-    }
-}
+mod tests;

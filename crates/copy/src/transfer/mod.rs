@@ -43,6 +43,7 @@ pub use owned::{FailedTransfer, OwnedTransfer};
 pub use scoped::{ScopedTransfer, TransferScope};
 
 use crate::error::{Error, ValidationError};
+use crate::submit::SharedChunks;
 
 /// A transfer that another transfer can be ordered after. Every handle implements it.
 ///
@@ -314,6 +315,26 @@ impl Transfer {
             }
         };
         outcome.or_else(|| self.is_lost_in_fork().then(|| Err(ExecutionError::Forked.into())))
+    }
+
+    /// Executes chunks until none is left to claim; returns how many. `None` if it has none.
+    pub(crate) fn run_unclaimed(&self) -> Option<u64> {
+        let TransferState::Completion { completion, config } = &self.state else { return None };
+        completion.work()?;
+        let mut own = 0;
+        while self.assists() && !self.is_lost_in_fork() && completion.help_from_back() {
+            own += 1;
+        }
+        config.caller_chunks.fetch_add(own, Ordering::Relaxed);
+        Some(own)
+    }
+
+    /// Who executed the chunks of this transfer, which is complete; `None` if it had none.
+    pub(crate) fn shared_chunks(&self, own: u64) -> Option<SharedChunks> {
+        let TransferState::Completion { completion, .. } = &self.state else { return None };
+        let (all, on_caller_core) =
+            (completion.work()?.chunk_count(), completion.chunks_on_caller_core());
+        Some(SharedChunks { all, own, on_caller_core })
     }
 
     /// Waits for completion: claims chunks that no engine has started, then spins for the
