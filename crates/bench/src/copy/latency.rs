@@ -6,9 +6,10 @@ use std::cell::RefCell;
 use memferry::Ferry;
 use memferry::sys::affinity;
 
+use super::beside_load::{self, BusyLoops};
 use crate::Progress;
 use crate::harness::{
-    Budget, BufferPair, ColdCursor, FnCandidate, Harness, Role, Samples, memcpy, set,
+    Budget, BufferPair, ColdCursor, FnCandidate, Harness, Role, Samples, memcpy, min_or_nan, set,
 };
 use crate::results::outcome::Outcome;
 use crate::results::size;
@@ -29,7 +30,9 @@ const TINY: [u64; 3] = [8, 64, 256];
 
 fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
     let (hot, cold) = sizes(effort);
-    progress.start((hot.len() + cold.len() + 1) as u64, &outcome.bench);
+    let beside_load = beside_load::sizes(effort);
+    let steps = hot.len() + cold.len() + beside_load::LOOPS.len() * beside_load.len() + 1;
+    progress.start(steps as u64, &outcome.bench);
     progress.step("preparing buffers");
     let ferries = ferries(effort)?;
     let default = series(&ferries.last().expect("there is at least one").0);
@@ -37,13 +40,15 @@ fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow:
     let mut pair = BufferPair::new(COLD_BYTES)?;
 
     for bytes in TINY {
-        let times = interleave_hot(&ferries, &mut pair, bytes as usize, effort);
+        let budget = budget(bytes as usize, effort);
+        let times = interleave_hot(&ferries, &mut pair, bytes as usize, budget);
         outcome.rows.extend(times.time_rows("cost of a tiny copy", bytes));
         worst_small = worst_small.min(times.ratio(&default, MEMCPY));
     }
     for &bytes in &hot {
         progress.step(&format!("hot {}", size::format(bytes)));
-        let times = interleave_hot(&ferries, &mut pair, bytes as usize, effort);
+        let budget = budget(bytes as usize, effort);
+        let times = interleave_hot(&ferries, &mut pair, bytes as usize, budget);
         outcome.rows.extend(times.bandwidth_rows("hot", bytes, bytes));
         let ratio = times.ratio(&default, MEMCPY);
         if bytes <= SMALL {
@@ -73,12 +78,31 @@ fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow:
         }
     }
     set(&mut outcome.summary, "worst_small_vs_memcpy", worst_small);
+    let only_default = &ferries[ferries.len() - 1..];
+    let mut ratios = Vec::new();
+    for count in beside_load::LOOPS {
+        let _loops = BusyLoops::start(count)?;
+        for &bytes in &beside_load {
+            progress.step(&format!("beside load {count}, {}", size::format(bytes)));
+            let budget = beside_load::budget(effort);
+            let times = interleave_hot(only_default, &mut pair, bytes as usize, budget);
+            let figure = format!("hot, beside load ({count} busy)");
+            outcome.rows.extend(times.bandwidth_rows(&figure, bytes, bytes));
+            ratios.push(times.ratio(&default, MEMCPY));
+        }
+    }
+    set(&mut outcome.summary, "beside_load_worst_vs_memcpy", min_or_nan(ratios));
     outcome.notes.push(format!(
         "Ratios are for {default}, the default number of channels. worst_small_vs_memcpy is \
          the smallest ratio over all hot and cold sizes up to 1 MiB, the tiny ones included, \
          where a tenth of a nanosecond shows. Channels are awake, as they are between copies \
          that follow each other."
     ));
+    outcome.notes.push(
+        "Beside load: one or two programs that compute without end run at the same time, bound to no \
+         core. beside_load_worst_vs_memcpy is the smallest ratio of these rows."
+            .into(),
+    );
     outcome.notes.push(
         "memcpy is libc's, on one core; large copies of ours use the channels' cores too and \
          write around the caches, where libc does so only from a size that it derives from the \
@@ -180,7 +204,7 @@ fn interleave_hot(
     ferries: &[(usize, Ferry)],
     pair: &mut BufferPair,
     bytes: usize,
-    effort: Effort,
+    budget: Budget,
 ) -> Samples {
     check(ferries, pair, bytes);
     let source = &pair.source.as_slice()[..bytes];
@@ -189,7 +213,7 @@ fn interleave_hot(
     let candidates = candidates(ferries).map(|(series, role, ferry, copy)| {
         FnCandidate::new(series, role, move || copy(ferry, source, &mut target.borrow_mut()))
     });
-    Harness::new(budget(bytes, effort)).interleave(&mut candidates.collect::<Vec<_>>())
+    Harness::new(budget).interleave(&mut candidates.collect::<Vec<_>>())
 }
 
 /// Candidates that copy at another position of two large buffers each time.

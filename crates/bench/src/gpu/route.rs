@@ -124,7 +124,8 @@ impl ReusedBuffers {
         case: &Case,
         way: CopyMethod,
     ) -> anyhow::Result<()> {
-        const COPIES: usize = 3;
+        // Until the ferry has tried a shared copy without processors too.
+        const COPIES: usize = 9;
         match self.host(way) {
             Some(host) => (0..COPIES).try_for_each(|_| rig.copy(way, host)),
             None => timed_fresh(rig, case, way, false).map(|_| ()),

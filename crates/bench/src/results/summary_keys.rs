@@ -244,6 +244,7 @@ pub static KEYS: &[SummaryKey] = &[
     ratio(LATENCY, "hot_64m_vs_memcpy", Some(2.5), "Speed of one 64 MiB copy between buffers used just before, against memcpy."),
     ratio(LATENCY, "hot_256m_vs_memcpy", Some(1.5), "Speed of one 256 MiB copy between buffers used just before, against memcpy."),
     ratio(LATENCY, "worst_small_vs_memcpy", Some(0.95), "The smallest ratio over all sizes from 8 B to 1 MiB: what small copies lose at worst."),
+    ratio(LATENCY, "beside_load_worst_vs_memcpy", Some(0.95), "The smallest ratio of copies between cached buffers while one or two other programs keep cores busy."),
 
     ratio(BANDWIDTH, "cold_64k_vs_memcpy", None, "Throughput of many 64 KiB copies outside the caches, against memcpy."),
     ratio(BANDWIDTH, "cold_64k_vs_rayon", Some(1.05), "Throughput of many 64 KiB copies outside the caches, against memcpy spread over rayon.").on_many_cores(1.0),
