@@ -80,11 +80,12 @@ const PLAIN: FaultCheck = FaultCheck {
     amount: Some(("MEMFERRY_FAULTS", "some", "all")),
 };
 
-const CHECKS: [FaultCheck; 6] = [
+const CHECKS: [FaultCheck; 7] = [
     PLAIN,
     FaultCheck { name: "calls of copies", package: "memferry-copy", filter: "", tests: 2, ..PLAIN },
     FaultCheck { name: "deaths", filter: "deaths", tests: 1, ..PLAIN },
     FaultCheck { name: "deaths in a crowd", filter: "crowd", tests: 1, ..PLAIN },
+    FaultCheck { name: "forks", filter: "forks", tests: 1, ..PLAIN },
     FaultCheck {
         name: "kills in traffic",
         package: "memferry-c",

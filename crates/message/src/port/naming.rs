@@ -10,10 +10,13 @@ use crate::error::{Disconnect, Error, OperationName, PeerName};
 use crate::path::ReceiveStage;
 
 impl PeerTable {
-    /// The peer of a slot, which may be disconnected.
+    /// The peer of a slot, which may be disconnected. Unknown if no peer is known yet: an operation that any
+    /// peer may match has no slot.
     #[cold]
     pub(super) fn peer_name(&self, peer: usize) -> PeerName {
-        let slot = &self.slots[peer];
+        let Some(slot) = self.slots.get(peer) else {
+            return PeerName::default();
+        };
         if let Some(connection) = &slot.connection {
             return connection.wire.peer.label();
         }
