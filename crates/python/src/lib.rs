@@ -13,6 +13,10 @@
 //! Nothing here runs Python code on a thread of Memferry: completions go to an eventfd, and
 //! references to Python objects are given back by the interpreter's main thread, or by the next
 //! call of a copy or a message.
+#![allow(
+    clippy::result_large_err,
+    reason = "a failed operation gives back its memory, which stays with the interpreter anyway"
+)]
 
 mod array_interface;
 mod checksums;
