@@ -294,7 +294,10 @@ fn sum_with_trouble(
         trouble(rank)?;
         for at in 0..count {
             // SAFETY: the team passes `count` elements at both, aligned to eight bytes.
-            unsafe { *into.cast::<u64>().add(at) += *from.cast::<u64>().add(at) };
+            let (into, from) =
+                unsafe { (&mut *into.cast::<u64>().add(at), *from.cast::<u64>().add(at)) };
+            // Once a rank has failed, this may combine what no rank has published; the call fails then.
+            *into = into.wrapping_add(from);
         }
         Ok(())
     };

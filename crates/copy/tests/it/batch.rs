@@ -315,14 +315,13 @@ fn a_large_copy_in_a_batch_leaves_the_small_ones_together() {
     let (model, engine) = ioat(1);
     let ferry = device_ferry(engine);
     let doorbells = || model.all_counters().doorbells;
-    let before = doorbells();
-    let mut large = Rows::new(vec![1 << 20]);
-    start_each(&ferry, &large.items())[0].wait().unwrap();
-    large.check();
-    let alone = doorbells() - before;
     let mut lengths = vec![4096; 33];
     lengths[16] = 1 << 20;
     let (mut rows, before) = (Rows::new(lengths), doorbells());
+    // The same memory: its page frames decide how many descriptors a copy takes.
+    start_each(&ferry, &rows.items()[16..17])[0].wait().unwrap();
+    let alone = doorbells() - before;
+    let before = doorbells();
     start_each(&ferry, &rows.items()).iter().for_each(|transfer| _ = transfer.wait().unwrap());
     rows.check();
     assert!(doorbells() - before <= alone + 2, "{} and {alone}", doorbells() - before);

@@ -10,11 +10,16 @@ use memferry_engine::cpu::ProfileSource;
 use memferry_engine::cuda::{CudaEngine, CudaProfile};
 use memferry_engine::testing::cuda_model::CudaModel;
 use memferry_message::{EndpointBuilder, ShareableBuffer, TAG_ALL, set_offload_ferry};
+use memferry_testing::in_own_process;
 use memferry_testing::message::memory::{fill, first_wrong};
 use memferry_testing::message::pair;
 
 #[test]
 fn a_device_copies_what_comes_again_and_every_byte_is_right() {
+    // The ferry for offloads is one for the process.
+    if !in_own_process() {
+        return;
+    }
     let device = CudaModel::new();
     let limits = PinCacheLimits { max_bytes: 1 << 30, max_entries: 1024 };
     let engine = CudaEngine::with_driver(device.clone(), CudaProfile::default(), limits).unwrap();

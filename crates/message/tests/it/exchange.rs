@@ -6,10 +6,7 @@ use memferry_message::plan::PathKind;
 use memferry_message::{
     Endpoint, EndpointBuilder, Error, Link, Listener, Operation, Rights, Source, TAG_ALL, TAG_ANY,
 };
-
-fn unique(name: &str) -> String {
-    format!("{name}-{}-{:?}", std::process::id(), thread::current().id())
-}
+use memferry_testing::message::unique;
 
 fn pattern(length: usize, seed: u8) -> Vec<u8> {
     (0..length).map(|at| (at as u8).wrapping_mul(31).wrapping_add((at >> 8) as u8) ^ seed).collect()

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use memferry_message::{
-    CompletionEntry, CompletionOptions, Endpoint, MatchSpec, Peer, Source, TAG_ALL,
+    CompletionEntry, CompletionOptions, Disconnect, Endpoint, MatchSpec, Peer, Source, TAG_ALL,
 };
 
 use super::*;
@@ -197,10 +197,10 @@ fn a_receive_and_a_probe_from_a_host_that_has_vanished_end() {
     // SAFETY: it lives until its completion.
     unsafe { one.endpoint.post_receive(&wanted, &target(&mut destination), 7).unwrap() };
     let report = completions(&[&one.endpoint], 0, 1).pop().unwrap();
-    assert_eq!(
-        (report.context, report.outcome),
-        (7, Err(Error::PeerDisconnected(DisconnectReason::Exited.into())))
-    );
+    let Err(Error::PeerDisconnected(Disconnect { reason, .. })) = report.outcome else {
+        panic!("{:?}", report.outcome);
+    };
+    assert_eq!((report.context, reason), (7, DisconnectReason::Exited));
     let Some(name) = vanished() else { return };
     let reason = one.endpoint.remote_peer(one.directory.claim(&name).unwrap()).unwrap();
     let wanted = MatchSpec::tagged(reason, 1, TAG_ALL);

@@ -81,7 +81,7 @@ for turn in range(300):
         child(turn)
     done += os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 print(done)";
-    let output = same("python3", &["-c", script], folder().path());
+    let output = same("python3", &["-W", "ignore", "-c", script], folder().path());
     assert!(output.is_none_or(|output| output.trim() == "1400"));
 }
 
