@@ -11,8 +11,9 @@ use memferry_message::{
 
 use crate::attacker::Attacker;
 use crate::script::Script;
-use memferry_testing::message::memory::{GuardedBuffer, fill, first_wrong};
+use memferry_testing::message::memory::GuardedBuffer;
 use memferry_testing::message::{Pair, pair, until};
+use memferry_testing::pattern::{fill, first_wrong};
 
 /// The tag of messages with the honest peer.
 const HONEST: u64 = 0x1234_5678_9ABC_DEF0;

@@ -6,6 +6,7 @@
 use std::fmt::Debug;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::EventFd;
 
@@ -99,10 +100,11 @@ pub trait DmaDevice: Send + Sync + Debug {
         usize::MAX
     }
 
-    /// The factor of a driver's timeouts: 1 for devices. The threads of a model wait for a processor
-    /// like all others, so a model has more time, unless it is to fail by a timeout.
-    fn patience(&self) -> u32 {
-        1
+    /// How long a driver waits for the end of a command, or for progress: a second for devices, which
+    /// need microseconds. The threads of a model wait for a processor like all others, so a model has
+    /// more time, unless it is to fail by a timeout.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(1)
     }
 
     /// Connects the first interrupt vectors of the device, `count` of them or as many as it has, each

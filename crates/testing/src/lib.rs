@@ -7,6 +7,7 @@
 //!   test that hangs.
 //! - `message` (feature `message`) has other processes, raw peers and memory with guards for tests of
 //!   messages; `RingPinner` (feature `pinning`) pins page frames.
+//! - [`pattern`] fills memory with bytes that tell their place, and finds the first that is wrong.
 //! - [`mpi`] finds the MPIs of this machine.
 //! - [`write_program`] and [`copy_program`] create programs that can be run while other tests fork.
 
@@ -14,6 +15,7 @@
 pub mod message;
 pub mod mpi;
 mod own_process;
+pub mod pattern;
 mod program;
 mod requirement;
 #[cfg(feature = "pinning")]

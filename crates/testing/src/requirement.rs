@@ -30,8 +30,6 @@ pub enum Requirement {
     Cpio,
     /// Two cores.
     Cores,
-    /// Several GiB of free memory.
-    Memory,
     /// A GPU with its driver.
     Gpu,
     /// A network card that is bound to vfio-pci.
@@ -45,7 +43,7 @@ pub enum Requirement {
 
 impl Requirement {
     /// All requirements.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 16] = [
         Self::Userfaultfd,
         Self::IoUring,
         Self::Libfabric,
@@ -58,7 +56,6 @@ impl Requirement {
         Self::Namespaces,
         Self::Cpio,
         Self::Cores,
-        Self::Memory,
         Self::Gpu,
         Self::Nic,
         Self::Programs,
@@ -80,7 +77,6 @@ impl Requirement {
             Self::Namespaces => "namespaces",
             Self::Cpio => "cpio",
             Self::Cores => "cores",
-            Self::Memory => "memory",
             Self::Gpu => "gpu",
             Self::Nic => "nic",
             Self::Programs => "programs",
@@ -91,7 +87,7 @@ impl Requirement {
     /// Whether the requirement is hardware or a property of the kernel. `all` does not include
     /// these, because they cannot be installed.
     pub const fn is_hardware(self) -> bool {
-        matches!(self, Self::Cores | Self::Memory | Self::Gpu | Self::Nic | Self::CpuQuota)
+        matches!(self, Self::Cores | Self::Gpu | Self::Nic | Self::CpuQuota)
     }
 }
 

@@ -104,7 +104,7 @@ pub(crate) fn receive_fresh<M: FreshMemory>(
             send(link, &memory)?;
         } else {
             memory.fill(0);
-            receive(link, &mut memory, |message| has_pattern(message, bytes))?;
+            receive(link, &mut memory, |message| has_pattern(message, 0, bytes))?;
         }
         state.checked = bytes;
     }

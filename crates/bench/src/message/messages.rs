@@ -148,27 +148,45 @@ fn check_exchange(
         fill_with_pattern(part, seed(own, to));
     }
     exchange_blocks(members, sent, received)?;
-    let from_right = |(from, part): (usize, &[u8])| has_pattern(part, seed(from, own));
+    let from_right = |(from, part): (usize, &[u8])| has_pattern(part, 0, seed(from, own));
     let right = received.chunks_exact(block).enumerate().all(from_right);
     ensure!(all_agree(members, right)?, "a byte of another member did not arrive in its place");
     Ok(())
 }
 
-/// Byte of the pattern at a position.
-pub(crate) fn pattern(place: usize, seed: usize) -> u8 {
-    (place * 31 + (place >> 8) * 7 + (place >> 16) * 3 + seed) as u8
+/// A block of the pattern is cut from this table: all bytes, in an order without runs, twice.
+const TABLE: [u8; 2 * BLOCK] = {
+    let mut table = [0; 2 * BLOCK];
+    let mut place = 0;
+    while place < table.len() {
+        table[place] = (place * 31) as u8;
+        place += 1;
+    }
+    table
+};
+const BLOCK: usize = 256;
+
+/// A block of the pattern of a seed. It differs from its neighbours.
+fn block(index: usize, seed: usize) -> &'static [u8] {
+    &TABLE[(index * 7 + (index >> 8) * 3 + seed) % BLOCK..][..BLOCK]
 }
 
 /// Fills memory with bytes that depend on position and seed.
 pub(crate) fn fill_with_pattern(bytes: &mut [u8], seed: usize) {
-    for (place, byte) in bytes.iter_mut().enumerate() {
-        *byte = pattern(place, seed);
+    for (index, part) in bytes.chunks_mut(BLOCK).enumerate() {
+        part.copy_from_slice(&block(index, seed)[..part.len()]);
     }
 }
 
-/// Returns whether memory contains what [`fill_with_pattern`] wrote.
-pub(crate) fn has_pattern(bytes: &[u8], seed: usize) -> bool {
-    bytes.iter().enumerate().all(|(place, &byte)| byte == pattern(place, seed))
+/// Returns whether memory contains what [`fill_with_pattern`] wrote from `start` on.
+pub(crate) fn has_pattern(bytes: &[u8], start: usize, seed: usize) -> bool {
+    let (index, within) = (start / BLOCK, start % BLOCK);
+    let (head, rest) = bytes.split_at(bytes.len().min(BLOCK - within));
+    block(index, seed)[within..].starts_with(head)
+        && rest
+            .chunks(BLOCK)
+            .zip(index + 1..)
+            .all(|(part, index)| block(index, seed).starts_with(part))
 }
 
 #[cfg(test)]

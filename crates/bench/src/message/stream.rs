@@ -89,7 +89,7 @@ fn check_window(
     }
     received.fill(0);
     receive_window(link, window, received, |message| {
-        let right = has_pattern(message, seed);
+        let right = has_pattern(message, 0, seed);
         message.fill(0);
         right
     })

@@ -11,6 +11,7 @@ use memferry_engine::ioat::IoatEngine;
 use memferry_engine::testing::interrupts::InterruptFaults;
 use memferry_engine::testing::ioat_model::{FaultSchedule, IoatFaults, IoatModel};
 use memferry_sys::Pages;
+use memferry_testing::pattern::fill;
 use models::{card, ioat};
 
 const MIB: usize = 1 << 20;
@@ -21,9 +22,7 @@ fn ferry_over(engine: Arc<dyn Engine>, channels: usize) -> Ferry {
 
 fn patterned(bytes: usize) -> Pages {
     let mut pages = Pages::new(bytes).unwrap();
-    for (at, byte) in pages.as_mut_slice().iter_mut().enumerate() {
-        *byte = (at as u64).wrapping_mul(0x9E37_79B9).to_le_bytes()[2];
-    }
+    fill(pages.as_mut_slice(), 0);
     pages
 }
 

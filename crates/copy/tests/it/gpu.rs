@@ -11,12 +11,11 @@ use memferry_engine::cuda::CudaEngine;
 use memferry_engine::testing::cuda_model::CudaFaults;
 use memferry_engine::{Engine, ExecutionError, MemoryKind};
 use memferry_sys::Pages;
+use memferry_testing::pattern::fill;
 
-fn pattern(length: usize, seed: usize) -> Pages {
+fn pattern(length: usize, seed: u64) -> Pages {
     let mut pages = Pages::new(length).unwrap();
-    for (at, byte) in pages.as_mut_slice().iter_mut().enumerate() {
-        *byte = ((at + seed).wrapping_mul(2_654_435_761) >> 13) as u8;
-    }
+    fill(pages.as_mut_slice(), seed);
     pages
 }
 
@@ -31,7 +30,7 @@ fn bytes_go_to_the_device_and_come_back() {
     for machine in [machine(CudaFaults::default()), sole_machine(CudaFaults::default())] {
         let ferry = &machine.ferry;
         for length in [1, 4096, 100_001, 3 << 20, 40 << 20] {
-            let source = pattern(length, length);
+            let source = pattern(length, length as u64);
             let mut device = machine.engine.allocate(length + 7).unwrap();
             let mut back = vec![0; length];
             // First use; the sole user registers it from the second use on.

@@ -288,14 +288,19 @@ pub unsafe trait Channel: Send + Sync + Debug {
     }
 
     /// Blocks until `completed()` reaches `sequence` or the timeout expires; returns whether the
-    /// sequence was reached. A channel without a thread makes progress in this call.
+    /// sequence was reached. A channel without a thread makes progress in this call, which polls less
+    /// and less often while nothing ends.
     fn park(&self, sequence: Sequence, timeout: Duration) -> bool {
         const POLLS_PER_CLOCK: u32 = 64;
         const POLLS_PER_YIELD: u32 = 256;
+        const SPIN: Duration = Duration::from_millis(2);
+        // Far less than what an engine takes for a pause of its polls.
+        const LONGEST_SLEEP: Duration = Duration::from_millis(1);
         let deadline = Instant::now().checked_add(timeout);
-        let mut polls = 0u32;
+        let (mut polls, mut idle_since) = (0u32, None);
         while self.completed() < sequence {
             if self.poll() {
+                idle_since = None;
                 continue;
             }
             polls = polls.wrapping_add(1);
@@ -304,9 +309,17 @@ pub unsafe trait Channel: Send + Sync + Debug {
             } else {
                 spin_hint();
             }
-            let is_over = || deadline.is_some_and(|at| Instant::now() >= at);
-            if polls % POLLS_PER_CLOCK == 1 && is_over() {
+            if polls % POLLS_PER_CLOCK != 1 {
+                continue;
+            }
+            let now = Instant::now();
+            if deadline.is_some_and(|at| now >= at) {
                 return self.completed() >= sequence;
+            }
+            let idle = now - *idle_since.get_or_insert(now);
+            if idle > SPIN {
+                // So late that this much more does not matter.
+                thread::sleep((idle / POLLS_PER_CLOCK).min(LONGEST_SLEEP));
             }
         }
         true

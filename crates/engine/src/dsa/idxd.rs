@@ -4,6 +4,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use memferry_sys::idxd::sysfs::{IdxdDevice, IdxdQueue};
 use memferry_sys::idxd::{IdxdFile, IdxdFiles, code};
@@ -281,7 +282,7 @@ unsafe impl WorkQueue for IdxdWorkQueue {
         Some((bad as u64).max(address))
     }
 
-    fn patience(&self) -> u32 {
+    fn patience(&self) -> Duration {
         self.files.patience()
     }
 }

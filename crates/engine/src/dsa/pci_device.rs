@@ -21,7 +21,7 @@ use crate::contract::PinnedLocation;
 use crate::pci::{ChannelSlot, CoherentMemory, poll_until};
 
 /// The maximum time of a command.
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// The maximum length of a descriptor, as a power of two: longer ones are not faster, and would
 /// exceed the stall timeout of a queue.
 const MAX_TRANSFER_SHIFT: u32 = 21;
@@ -143,7 +143,7 @@ impl DsaPciDevice {
     fn command(&self, command: DsaCommand) -> io::Result<()> {
         let status = || self.device.read32(r::CMDSTS);
         let is_done = || status() & r::CMDSTS_ACTIVE == 0;
-        let timeout = COMMAND_TIMEOUT * self.device.patience();
+        let timeout = self.device.patience();
         if !poll_until(timeout, is_done) {
             return Err(io::Error::other("the device is busy with an earlier command"));
         }
@@ -365,7 +365,7 @@ unsafe impl WorkQueue for PciWorkQueue {
         Some((u16::try_from(vector).ok()?, event.clone()))
     }
 
-    fn patience(&self) -> u32 {
+    fn patience(&self) -> Duration {
         self.device.device.patience()
     }
 }

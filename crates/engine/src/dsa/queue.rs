@@ -32,8 +32,6 @@ use crate::runtime::try_collect;
 
 /// The maximum number of slots.
 const MAX_RING: usize = 1 << 13;
-/// The maximum time of the first descriptor.
-const START_TIMEOUT: Duration = Duration::from_secs(1);
 /// After a pause of polls of this length, the time without progress begins anew: what has happened
 /// meanwhile was not seen.
 const POLL_PAUSE: Duration = Duration::from_millis(100);
@@ -178,8 +176,7 @@ impl DsaQueue {
     /// Runs one descriptor that does nothing, to check that the queue works.
     fn self_test(&mut self) -> io::Result<()> {
         self.put(Slot::new(DsaOperation::Noop, 0, 0));
-        let timeout = START_TIMEOUT * self.port.patience();
-        let deadline = Instant::now() + timeout;
+        let deadline = Instant::now() + self.port.patience();
         loop {
             // A shared queue may be full of descriptors of others.
             self.flush();
@@ -191,7 +188,7 @@ impl DsaQueue {
             }
             std::thread::sleep(Duration::from_micros(20));
         }
-        poll_until(timeout, || self.record(0).code() != 0);
+        poll_until(self.port.patience(), || self.record(0).code() != 0);
         match self.record(0).decode(self.slots[0].kind(), 0) {
             RecordOutcome::Done(_) => {
                 (self.reported, self.freed) = (1, 1);

@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use memferry_sys::EventFd;
 use memferry_sys::portal::PortalWords;
@@ -114,8 +115,8 @@ pub(super) unsafe trait WorkQueue: Send + Debug {
         None
     }
 
-    /// The factor of all timeouts; see [`DmaDevice::patience`].
+    /// How long a driver waits; see [`DmaDevice::patience`].
     ///
     /// [`DmaDevice::patience`]: memferry_sys::device::DmaDevice::patience
-    fn patience(&self) -> u32;
+    fn patience(&self) -> Duration;
 }

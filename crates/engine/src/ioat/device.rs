@@ -3,16 +3,12 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use memferry_sys::EventFd;
 use memferry_sys::device::DmaDevice;
 
 use super::registers::{self as r, ChannelState};
 use crate::pci::{ResetGuard, poll_until};
-
-/// The maximum time of a command.
-pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The device.
 #[derive(Debug)]
@@ -52,7 +48,7 @@ impl IoatDevice {
 
 /// Stops the channel with these registers in any state, and clears its errors.
 pub(super) fn stop(device: &dyn DmaDevice, at: usize) -> io::Result<()> {
-    let timeout = COMMAND_TIMEOUT * device.patience();
+    let timeout = device.patience();
     let status = || device.read64(at + r::CHANSTS);
     let is_running = |status| {
         let state = ChannelState::of(status);

@@ -12,7 +12,7 @@ use memferry_sys::pages::page_bytes;
 
 use super::config::IoatQueueConfig;
 use super::descriptor::{DESCRIPTOR_BYTES, IoatDescriptor as Hard};
-use super::device::{COMMAND_TIMEOUT, IoatDevice, stop};
+use super::device::{IoatDevice, stop};
 use super::registers::{self as r, ChannelState};
 use crate::contract::{Descriptor, NotificationWrite, Opcode, PinnedLocation};
 use crate::pci::{
@@ -21,9 +21,6 @@ use crate::pci::{
 
 /// The maximum size of the ring: the count of descriptors has 16 bits.
 const MAX_RING: usize = 1 << 15;
-/// The time without a finished descriptor after which a channel counts as stalled. A descriptor
-/// takes microseconds.
-const STALL_TIMEOUT: Duration = Duration::from_secs(1);
 /// The number of stalls in a row after which the channel is not used any more.
 const MAX_STALLS: u32 = 2;
 /// The time without progress in memory after which the driver reads the registers.
@@ -203,7 +200,7 @@ impl IoatQueue {
     fn self_test(&mut self) -> io::Result<()> {
         self.put(Hard::null());
         self.publish();
-        poll_until(COMMAND_TIMEOUT * self.device.patience(), || {
+        poll_until(self.device.patience(), || {
             !matches!(self.read_status_register(), RingStatus::CompletedUpTo(0))
         });
         match self.read_status_register() {
@@ -269,7 +266,7 @@ impl IoatQueue {
             return status;
         }
         self.last_register_read = now;
-        let timeout = STALL_TIMEOUT * self.device.patience();
+        let timeout = self.device.patience();
         match self.read_status_register() {
             RingStatus::CompletedUpTo(number) if number == self.tail && idle > timeout => {
                 RingStatus::Halted(number, STALLED)

@@ -95,8 +95,8 @@ impl E1000e {
         stop(&*self.device)
     }
 
-    /// The factor of all timeouts; see [`DmaDevice::patience`].
-    pub(super) fn patience(&self) -> u32 {
+    /// How long a driver waits; see [`DmaDevice::patience`].
+    pub(super) fn patience(&self) -> Duration {
         self.device.patience()
     }
 

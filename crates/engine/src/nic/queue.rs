@@ -4,7 +4,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use memferry_memory::dma_mappings::DmaMappings;
 use memferry_memory::pinning::DmaSegment;
@@ -25,9 +24,9 @@ const MAX_FRAMES: usize = 256;
 const INTERRUPT_FRAMES: u64 = 64;
 /// The number of losses of a frame after which the processor takes over.
 const MAX_RETRANSMITS: u32 = 4;
-/// The time without an arrival after which the oldest frame counts as lost. A frame takes 70 µs at
-/// 1 Gb/s.
-const RETRANSMIT_TIMEOUT: Duration = Duration::from_millis(20);
+/// The oldest frame counts as lost after this part of the patience with a card: 20 ms, where a frame takes
+/// 70 µs at 1 Gb/s.
+const RETRANSMITS_PER_PATIENCE: u32 = 50;
 
 /// The counters of a card.
 #[derive(Debug, Default)]
@@ -465,7 +464,7 @@ unsafe impl HardwareQueue for NicQueue {
     fn poll_completions(&mut self, ended: &mut Vec<HwStatus>) {
         let is_expected = self.take_arrived();
         self.end_arrived(ended);
-        let timeout = RETRANSMIT_TIMEOUT * self.card.patience();
+        let timeout = self.card.patience() / RETRANSMITS_PER_PATIENCE;
         let is_late = self.in_rings > 0 && self.last_progress.elapsed() > timeout;
         self.needs_recovery = !is_expected || is_late;
         if !self.needs_recovery {

@@ -117,7 +117,7 @@ fn is_disconnected(event: &RemoteEvent) -> bool {
 }
 
 fn pattern(length: usize, seed: usize) -> Vec<u8> {
-    (0..length).map(|at| (at * 31 + seed * 7 + at / 251) as u8).collect()
+    memferry_testing::pattern::pattern(length, seed as u64)
 }
 
 /// Receives the next message on the second of two, as a port would.

@@ -9,9 +9,9 @@ use memferry_message::{Endpoint, Peer, Source, TAG_ALL};
 use memferry_sys::fault::{self, FaultPlan};
 use memferry_testing::HangGuard;
 
-use memferry_testing::message::memory::{first_wrong, pattern};
 use memferry_testing::message::process::{self, Child, setting};
 use memferry_testing::message::{alone, say, unique};
+use memferry_testing::pattern::{first_wrong, pattern};
 
 const PROCESSES: usize = 8;
 /// The rank that is killed.

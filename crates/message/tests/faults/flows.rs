@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use memferry_copy::OwnedTarget;
 use memferry_message::{Error, Link, Listener, Rights, ShareableBuffer, WindowHandle};
 
-use memferry_testing::message::memory::{GuardedBuffer, fill, first_wrong, pattern};
+use memferry_testing::message::memory::GuardedBuffer;
 use memferry_testing::message::talk::{KINDS, Kind};
+use memferry_testing::pattern::{fill, first_wrong, pattern};
 
 /// Any error, as text.
 pub(crate) type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;

@@ -11,9 +11,9 @@ use memferry_message::{EndpointBuilder, Job, Link, Listener, ReduceOp, Source, T
 use memferry_sys::fault::{self, FaultPlan};
 use memferry_testing::HangGuard;
 
-use memferry_testing::message::memory::{first_wrong, pattern};
 use memferry_testing::message::process::{self, Child, setting};
 use memferry_testing::message::{alone, say, unique, until};
+use memferry_testing::pattern::{first_wrong, pattern};
 
 const BYTES: usize = 300_000;
 /// The status of a process that had no such step.

@@ -6,9 +6,9 @@ use memferry_message::{
     ConnectError, Endpoint, EndpointBuilder, Error, Job, Link, Listener, MAX_SEGMENTS, Rights,
     Segment, Source, TAG_ALL, TAG_ANY, ValidationError,
 };
-use memferry_testing::message::memory::pattern;
 use memferry_testing::message::traces::Folder;
 use memferry_testing::message::{pair, process, raw_peer, unique, until};
+use memferry_testing::pattern::pattern;
 
 #[test]
 fn a_peer_of_another_endpoint_is_unknown() {

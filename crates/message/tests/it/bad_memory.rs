@@ -3,9 +3,9 @@
 use memferry_message::plan::{PathKind, Pinning};
 use memferry_message::{EndpointBuilder, Error, MemorySide, Source, TAG_ALL, TAG_ANY};
 use memferry_testing::in_own_process;
-use memferry_testing::message::memory::pattern;
 use memferry_testing::message::traces::Folder;
 use memferry_testing::message::{Pair, pair, unique};
+use memferry_testing::pattern::pattern;
 
 const LENGTH: usize = 4 << 20;
 

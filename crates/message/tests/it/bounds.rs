@@ -8,10 +8,10 @@ use memferry_message::{
     TAG_ALL, TAG_ANY, ValidationError,
 };
 use memferry_testing::in_own_process;
-use memferry_testing::message::memory::{fill, first_wrong, pattern};
 use memferry_testing::message::process::{self, Child, setting};
 use memferry_testing::message::traces::{memory_kib, resource_usage};
 use memferry_testing::message::{pair, say, unique, until};
+use memferry_testing::pattern::{fill, first_wrong, pattern};
 
 /// The bytes that one peer may leave with another that does not receive.
 const MAX_UNEXPECTED_BYTES: usize = 2 << 20;

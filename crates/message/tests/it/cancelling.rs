@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
 
 use memferry_message::{EndpointBuilder, Error, Operation, Source, TAG_ALL, TAG_ANY};
-use memferry_testing::message::memory::pattern;
 use memferry_testing::message::{pair, until};
+use memferry_testing::pattern::pattern;
 
 #[test]
 fn a_receive_that_nobody_met_is_cancelled_and_takes_no_message() {

@@ -5,10 +5,10 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{ChildStderr, Stdio};
 
 use memferry_message::{ConnectError, Endpoint, Error, Link, Listener, Source, TAG_ALL};
-use memferry_testing::message::memory::{first_wrong, pattern};
 use memferry_testing::message::process::{self, Child, setting};
 use memferry_testing::message::traces::resource_usage;
 use memferry_testing::message::{Random, is_readable, say, unique, until};
+use memferry_testing::pattern::{first_wrong, pattern};
 use memferry_testing::{HangGuard, in_own_process};
 
 /// Sizes of every path: in a cell, in the bounce ring, and announced.

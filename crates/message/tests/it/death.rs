@@ -5,11 +5,12 @@ use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
 
 use memferry_message::{Endpoint, EndpointBuilder, Error};
-use memferry_testing::message::memory::{GuardedBuffer, fill, first_wrong};
+use memferry_testing::message::memory::GuardedBuffer;
 use memferry_testing::message::process::{self, Child, setting};
 use memferry_testing::message::talk::{KINDS, Kind, Traffic};
 use memferry_testing::message::traces::{Folder, named_memory, resource_usage};
 use memferry_testing::message::{Random, TIMEOUT, say, unique, until};
+use memferry_testing::pattern::{fill, first_wrong};
 use memferry_testing::{HangGuard, in_own_process};
 
 /// Processes killed for each kind of message, and at a time.

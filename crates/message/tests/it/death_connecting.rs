@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use memferry_message::{Endpoint, EndpointBuilder, Error, Link, Listener};
-use memferry_testing::message::memory::{GuardedBuffer, fill, first_wrong};
+use memferry_testing::message::memory::GuardedBuffer;
 use memferry_testing::message::process::{self, Child, setting};
 use memferry_testing::message::traces::{Folder, ResourceUsage, named_memory, resource_usage};
 use memferry_testing::message::{Random, say, unique, until};
+use memferry_testing::pattern::{fill, first_wrong};
 use memferry_testing::{HangGuard, in_own_process};
 
 fn spawn(role: &str, name: &str, other: &str) -> Child {

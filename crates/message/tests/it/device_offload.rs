@@ -11,8 +11,8 @@ use memferry_engine::cuda::{CudaEngine, CudaProfile};
 use memferry_engine::testing::cuda_model::CudaModel;
 use memferry_message::{EndpointBuilder, ShareableBuffer, TAG_ALL, set_offload_ferry};
 use memferry_testing::in_own_process;
-use memferry_testing::message::memory::{fill, first_wrong};
 use memferry_testing::message::pair;
+use memferry_testing::pattern::{fill, first_wrong};
 
 #[test]
 fn a_device_copies_what_comes_again_and_every_byte_is_right() {

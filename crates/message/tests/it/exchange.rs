@@ -7,10 +7,7 @@ use memferry_message::{
     Endpoint, EndpointBuilder, Error, Link, Listener, Operation, Rights, Source, TAG_ALL, TAG_ANY,
 };
 use memferry_testing::message::unique;
-
-fn pattern(length: usize, seed: u8) -> Vec<u8> {
-    (0..length).map(|at| (at as u8).wrapping_mul(31).wrapping_add((at >> 8) as u8) ^ seed).collect()
-}
+use memferry_testing::pattern::pattern;
 
 /// Runs `here` and `there` on two connected endpoints, each in a thread.
 fn pair(
@@ -77,7 +74,7 @@ fn ping_pong(builder: EndpointBuilder, name: &str) {
         name,
         |endpoint, peer| {
             for (round, size) in SIZES.into_iter().enumerate() {
-                let message = pattern(size, round as u8);
+                let message = pattern(size, round as u64);
                 endpoint.send(peer, round as u64, &message).unwrap();
                 let mut back = vec![0; size];
                 let received = endpoint.recv(peer, round as u64, TAG_ALL, &mut back).unwrap();
@@ -91,7 +88,7 @@ fn ping_pong(builder: EndpointBuilder, name: &str) {
                 let received =
                     endpoint.recv(Source::Any, round as u64, TAG_ALL, &mut buffer).unwrap();
                 assert_eq!((received.source, received.length), (peer, size as u64));
-                assert!(buffer[..size] == pattern(size, round as u8), "{size}");
+                assert!(buffer[..size] == pattern(size, round as u64), "{size}");
                 endpoint.send(peer, round as u64, &buffer[..size]).unwrap();
             }
         },
@@ -183,8 +180,8 @@ fn owned_buffers_come_back_and_any_of_several_can_be_waited_for() {
         EndpointBuilder::new(),
         "owned",
         |endpoint, peer| {
-            let sends: Vec<_> = (0..4u8)
-                .map(|seed| endpoint.isend(peer, seed.into(), pattern(100_000, seed)).unwrap())
+            let sends: Vec<_> = (0..4u64)
+                .map(|seed| endpoint.isend(peer, seed, pattern(100_000, seed)).unwrap())
                 .collect();
             for send in sends {
                 send.wait().unwrap();
@@ -199,7 +196,7 @@ fn owned_buffers_come_back_and_any_of_several_can_be_waited_for() {
                     receives.iter_mut().map(memferry_message::OwnedOperation::operation).collect();
                 let done = Operation::wait_any(&mut operations);
                 let (received, buffer) = receives.remove(done).wait().unwrap();
-                assert!(buffer == pattern(100_000, received.tag as u8));
+                assert!(buffer == pattern(100_000, received.tag));
             }
         },
     );

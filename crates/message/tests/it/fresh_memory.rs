@@ -6,8 +6,8 @@ use memferry_message::{EndpointBuilder, ShareableBuffer, TAG_ALL};
 use memferry_sys::Pages;
 use memferry_sys::pages::page_bytes;
 use memferry_sys::residency;
-use memferry_testing::message::memory::{fill, first_wrong};
 use memferry_testing::message::{Pair, pair};
+use memferry_testing::pattern::{fill, first_wrong};
 
 /// Sizes that are no multiple of anything, from hardly worth a check to many steps.
 const LENGTHS: [usize; 4] = [40_001, 100_003, 700_001, 5_000_011];

@@ -1,8 +1,8 @@
 //! Receivers without space: their senders wait, and nothing else does.
 
 use memferry_message::{EndpointBuilder, Error, OwnedOperation, Peer, TAG_ALL, TAG_ANY};
-use memferry_testing::message::memory::{first_wrong, pattern};
 use memferry_testing::message::{Pair, pair};
+use memferry_testing::pattern::{first_wrong, pattern};
 
 /// The number of bytes of unexpected messages that a side buffers.
 const MAX_UNEXPECTED_BYTES: usize = 100_000;

@@ -12,10 +12,11 @@ use memferry_message::{
 };
 use memferry_sys::shared_memory::SealedMemory;
 use memferry_testing::in_own_process;
-use memferry_testing::message::memory::{GuardedBuffer, first_wrong, pattern};
+use memferry_testing::message::memory::GuardedBuffer;
 use memferry_testing::message::raw_peer::{self, RawPeer, first, kind};
 use memferry_testing::message::traces::{memory_kib, resource_usage};
 use memferry_testing::message::{is_readable, say, unique, until};
+use memferry_testing::pattern::{first_wrong, pattern};
 
 /// An endpoint, and an honest one that is connected to it.
 struct VictimPair {

@@ -6,8 +6,8 @@ use std::thread;
 use memferry_message::{
     Endpoint, EndpointBuilder, Link, Listener, OwnedOperation, Source, TAG_ALL, TAG_ANY,
 };
-use memferry_testing::message::memory::{first_wrong, pattern};
 use memferry_testing::message::{Random, pair, say, unique, until};
+use memferry_testing::pattern::{first_wrong, pattern};
 
 /// On both sides of every limit between paths.
 const SIZES: [usize; 12] =

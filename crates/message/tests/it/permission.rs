@@ -6,10 +6,10 @@ use std::process::{Command, Stdio};
 use memferry_message::{
     ConnectError, CrossMemoryDenied, Endpoint, EndpointBuilder, Error, Peer, TAG_ALL,
 };
-use memferry_testing::message::memory::{first_wrong, pattern};
 use memferry_testing::message::process::{self, Child, setting};
 use memferry_testing::message::traces::Folder;
 use memferry_testing::message::{patient, unique};
+use memferry_testing::pattern::{first_wrong, pattern};
 use memferry_testing::{Requirement, skip};
 
 const SIZES: [usize; 9] = [0, 1, 48, 49, 5000, 20_000, 300_001, 1 << 20, (5 << 20) + 3];
@@ -34,7 +34,7 @@ fn receive_all(endpoint: &Endpoint, from: Peer) {
 /// Messages in shareable memory, which both sides can map in any case.
 fn exchange_shareable(endpoint: &Endpoint, peer: Peer) {
     let mut mine = memferry_message::ShareableBuffer::new(3 << 20).unwrap();
-    memferry_testing::message::memory::fill(&mut mine, 4);
+    memferry_testing::pattern::fill(&mut mine, 4);
     let send = endpoint.isend(peer, 99, mine).unwrap();
     let theirs = memferry_message::ShareableBuffer::new(3 << 20).unwrap();
     let receive = endpoint.irecv(peer, 99, TAG_ALL, theirs).unwrap();

@@ -4,9 +4,9 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use memferry_message::{Endpoint, EndpointBuilder, Link, Listener, Source, TAG_ALL, TAG_ANY};
-use memferry_testing::message::memory::{first_wrong, pattern};
 use memferry_testing::message::process::{self, Child, setting};
 use memferry_testing::message::{TIMEOUT, is_readable, pair, say, unique, until};
+use memferry_testing::pattern::{first_wrong, pattern};
 
 const SIZES: [usize; 6] = [10, 3000, 40_000, 300_000, 1 << 20, 4 << 20];
 

@@ -7,8 +7,8 @@ use memferry_message::{
     Endpoint, EndpointBuilder, Error, Peer, PutNotification, RemoteWindow, Rights, ShareableBuffer,
     ValidationError, Window, WindowHandle,
 };
-use memferry_testing::message::memory::{fill, first_wrong, pattern};
 use memferry_testing::message::{Pair, Random, pair, until, withdraw};
+use memferry_testing::pattern::{fill, first_wrong, pattern};
 
 const BYTES: usize = (3 << 20) + 1000;
 

@@ -7,10 +7,10 @@ use memferry_message::{
     Endpoint, Error, Peer, RemoteWindow, Rights, ShareableBuffer, Source, TAG_ALL, Window,
     WindowHandle,
 };
-use memferry_testing::message::memory::{first_wrong, pattern};
 use memferry_testing::message::process::{self, Child, setting};
 use memferry_testing::message::traces::{named_memory, resource_usage};
 use memferry_testing::message::{Random, say, unique, until, withdraw};
+use memferry_testing::pattern::{first_wrong, pattern};
 use memferry_testing::{HangGuard, in_own_process};
 
 const BYTES: usize = 16 << 20;

@@ -17,6 +17,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, mmap, munmap};
 
@@ -50,11 +51,11 @@ pub trait IdxdFiles: Send + Sync + Debug {
         path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// The factor of a driver's timeouts; see [`DmaDevice::patience`].
+    /// How long a driver waits; see [`DmaDevice::patience`].
     ///
     /// [`DmaDevice::patience`]: crate::device::DmaDevice::patience
-    fn patience(&self) -> u32 {
-        1
+    fn patience(&self) -> Duration {
+        Duration::from_secs(1)
     }
 }
 

@@ -5,8 +5,9 @@ use std::io::{IoSlice, IoSliceMut};
 
 use memferry_message::{Error, Job, MessageStatus, OwnedOperation, Peer, ShareableBuffer, Source};
 
-use super::memory::{GuardedBuffer, fill, first_wrong, mix, pattern};
+use super::memory::GuardedBuffer;
 use super::{Random, TIMEOUT};
+use crate::pattern::{fill, first_wrong, mix, pattern};
 
 /// Set in the tags of messages with counts.
 pub const LAST: u64 = 1 << 63;

@@ -62,7 +62,7 @@ impl Random {
     /// The next number.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        memory::mix(self.0)
+        crate::pattern::mix(self.0)
     }
 
     /// A number below `bound`.

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use memferry_message::{Endpoint, Operation, Peer, Source, TAG_ALL, TAG_ANY};
 
-use super::memory::{GuardedBuffer, fill, first_wrong};
+use super::memory::GuardedBuffer;
 use super::{Random, until};
+use crate::pattern::{fill, first_wrong};
 
 /// The tag of messages with the honest peer.
 const HONEST: u64 = 0x1234_5678_9ABC_DEF0;

@@ -43,7 +43,7 @@ pub fn board() -> SealedMemory {
 
 /// A number that differs for every connection of every process.
 pub fn identity() -> u128 {
-    let spread = |sum, byte| super::memory::mix(sum ^ u64::from(byte));
+    let spread = |sum, byte| crate::pattern::mix(sum ^ u64::from(byte));
     let name = super::unique("").bytes().fold(1, spread);
     u128::from(std::process::id()) << 64 | u128::from(name)
 }

@@ -4,7 +4,8 @@ use memferry_message::plan::PathKind;
 use memferry_message::{Endpoint, EndpointBuilder, Error, MessageStatus, Operation, Peer, TAG_ANY};
 
 use super::Random;
-use super::memory::{GuardedBuffer, fill, first_wrong};
+use super::memory::GuardedBuffer;
+use crate::pattern::{fill, first_wrong};
 
 /// The kind and direction of the messages.
 #[derive(Debug, Clone, Copy)]

@@ -7,7 +7,7 @@ use std::ops::Range;
 use memferry::sys::pages::Pages;
 
 use crate::harness::ColdCursor;
-use crate::message::messages::{fill_with_pattern, pattern};
+use crate::message::messages::{fill_with_pattern, has_pattern};
 
 /// Maximum number of messages that are in flight or computed on at the same time.
 pub(super) const HOT_SLOTS: usize = 3;
@@ -95,7 +95,7 @@ impl MessageSlots {
 
 /// Returns whether a message is what the sender has at this offset.
 pub(super) fn matches_source_at(message: &[u8], start: usize) -> bool {
-    message.iter().enumerate().all(|(place, &byte)| byte == pattern(start + place, 0))
+    has_pattern(message, start, 0)
 }
 
 #[cfg(test)]

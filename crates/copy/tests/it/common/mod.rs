@@ -9,6 +9,7 @@ pub(crate) mod pinned;
 
 use memferry_copy::{Ferry, FerryBuilder};
 use memferry_engine::cpu::ProfileSource;
+pub(crate) use memferry_testing::pattern::pattern;
 
 /// A builder with fixed settings, so that a test does the same on every machine.
 pub(crate) fn builder() -> FerryBuilder {
@@ -23,18 +24,6 @@ pub(crate) fn builder() -> FerryBuilder {
 
 pub(crate) fn ferry() -> Ferry {
     builder().build().expect("the settings are valid")
-}
-
-/// Bytes that differ from their neighbours and from other seeds.
-pub(crate) fn pattern(length: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state as u8
-    };
-    (0..length).map(|_| next()).collect()
 }
 
 /// Sizes on all sides of every threshold of [`builder`].

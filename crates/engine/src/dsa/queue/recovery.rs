@@ -11,9 +11,6 @@ use crate::dsa::slot::SlotState;
 use crate::dsa::work_queue::{QueueCheck, QueueStop};
 use crate::pci::HwStatus;
 
-/// The time without a finished descriptor after which a queue counts as stalled. A descriptor takes
-/// microseconds.
-const STALL_TIMEOUT: Duration = Duration::from_secs(1);
 /// The number of stalls in a row after which the queue is not used any more.
 const MAX_STALLS: u32 = 2;
 /// The number of restarts in a row, after which the queue accepted nothing, that end its use.
@@ -40,7 +37,7 @@ impl DsaQueue {
             self.last_progress = self.last_check;
             return;
         }
-        let timeout = STALL_TIMEOUT * self.port.patience();
+        let timeout = self.port.patience();
         self.stop = match self.port.check() {
             Err(stop) => Some(stop),
             // The time of a command for another queue is none of this one's.

@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use memferry_sys::EventFd;
 use memferry_sys::portal::PortalWords;
@@ -131,8 +132,8 @@ unsafe impl WorkQueue for ManualPort {
         Some((HANDLE, self.event.clone()))
     }
 
-    fn patience(&self) -> u32 {
-        1000
+    fn patience(&self) -> Duration {
+        Duration::from_secs(1000)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::dsa::record::status;
-use crate::testing::ioat_model::{ENOMEM, FaultSchedule, PATIENCE};
+use crate::testing::ioat_model::{ENOMEM, FaultSchedule, PATIENCE, SHORT_PATIENCE};
 
 /// The faults of the model. Events are counted over all queues, from the time at which the faults
 /// were set.
@@ -44,6 +44,8 @@ pub struct DsaFaults {
     pub map_error: i32,
     /// The maximum number of bytes that can be mapped at a time.
     pub max_mapped_bytes: Option<usize>,
+    /// How long the driver waits for the device, in place of a time that suits the other faults.
+    pub patience: Option<Duration>,
 }
 
 impl Default for DsaFaults {
@@ -67,18 +69,18 @@ impl Default for DsaFaults {
             refuses_maps: FaultSchedule::Never,
             map_error: ENOMEM,
             max_mapped_bytes: None,
+            patience: None,
         }
     }
 }
 
 impl DsaFaults {
-    /// The factor of the driver's timeouts: small if a timeout is what the driver is to meet.
-    fn patience(&self) -> u32 {
+    fn patience(&self) -> Duration {
         let never = FaultSchedule::Never;
         let is_silent = self.stalls != never || self.loses_records != never;
         let is_full = self.refuses_submissions == FaultSchedule::Always;
         let fails = is_silent || is_full || self.refused_resets > 0 || self.is_removed;
-        if fails { 1 } else { PATIENCE }
+        self.patience.unwrap_or(if fails { SHORT_PATIENCE } else { PATIENCE })
     }
 }
 
@@ -87,7 +89,7 @@ impl DsaFaults {
 pub(super) struct DsaFaultScript {
     pub(super) faults: DsaFaults,
     /// By the faults as they were set: refused resets are counted down.
-    pub(super) patience: u32,
+    pub(super) patience: Duration,
     descriptors: u64,
     batches: u64,
     records: u64,

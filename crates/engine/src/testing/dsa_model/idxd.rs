@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 use memferry_sys::device::DmaDevice;
 use memferry_sys::idxd::sysfs::IdxdBus;
@@ -223,7 +224,7 @@ impl IdxdFiles for IdxdModel {
         format!("{queue} of {}", self.model.name())
     }
 
-    fn patience(&self) -> u32 {
+    fn patience(&self) -> Duration {
         self.model.patience()
     }
 }

@@ -29,6 +29,7 @@ use std::ops::Add;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use memferry_sys::EventFd;
 use memferry_sys::device::{DmaDevice, DmaDirection, Width};
@@ -478,7 +479,7 @@ impl DmaDevice for DsaModel {
         self.shared.interrupts.connect(count)
     }
 
-    fn patience(&self) -> u32 {
+    fn patience(&self) -> Duration {
         lock(&self.shared.script).patience
     }
 

@@ -84,16 +84,17 @@ impl Default for IoatFaults {
     }
 }
 
-/// The factor of a driver's timeouts while nothing is to fail by a timeout. The driver waits for
-/// threads of the model, which a busy machine may not run for seconds.
-pub(crate) const PATIENCE: u32 = 30;
+/// The patience of a driver while nothing is to fail by a timeout. The driver waits for threads of the
+/// model, which a busy machine may not run for seconds.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// The patience if a timeout is what the driver is to meet.
+pub(crate) const SHORT_PATIENCE: Duration = Duration::from_secs(1);
 
 impl IoatFaults {
-    /// The factor of the driver's timeouts: small if a timeout is what the driver is to meet.
-    fn patience(&self) -> u32 {
+    fn patience(&self) -> Duration {
         let is_silent = self.stalls != FaultSchedule::Never;
         let fails = is_silent || self.refused_resets > 0 || self.is_removed;
-        if fails { 1 } else { PATIENCE }
+        if fails { SHORT_PATIENCE } else { PATIENCE }
     }
 }
 
@@ -102,7 +103,7 @@ impl IoatFaults {
 pub(super) struct IoatFaultScript {
     pub(super) faults: IoatFaults,
     /// By the faults as they were set: refused resets are counted down.
-    pub(super) patience: u32,
+    pub(super) patience: Duration,
     descriptors: u64,
     write_backs: u64,
     maps: u64,

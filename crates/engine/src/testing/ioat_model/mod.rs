@@ -21,6 +21,7 @@ use std::ops::Add;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use memferry_sys::EventFd;
 use memferry_sys::device::{DmaDevice, DmaDirection, Width};
@@ -28,8 +29,8 @@ use memferry_sys::pages::page_bytes;
 use memferry_sys::residency;
 use memferry_sys::sync::lock;
 
-pub(crate) use faults::PATIENCE;
 pub use faults::{EFAULT, EINVAL, EIO, ENOMEM, ENOSPC, ETIMEDOUT, FaultSchedule, IoatFaults};
+pub(crate) use faults::{PATIENCE, SHORT_PATIENCE};
 
 use crate::ioat::{IoatEngine, registers};
 use crate::testing::interrupts::ModelInterrupts;
@@ -360,7 +361,7 @@ impl DmaDevice for IoatModel {
         self.shared.interrupts.connect(count.min(self.shared.channels.len()))
     }
 
-    fn patience(&self) -> u32 {
+    fn patience(&self) -> Duration {
         lock(&self.shared.script).patience
     }
 

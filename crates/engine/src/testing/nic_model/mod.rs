@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use memferry_sys::EventFd;
 use memferry_sys::device::{DmaDevice, DmaDirection, Width};
@@ -17,7 +18,7 @@ use memferry_sys::sync::lock;
 use self::memory::NicModelMemory;
 use crate::nic::{NicConfig, NicEngine, registers as r};
 use crate::testing::interrupts::ModelInterrupts;
-use crate::testing::ioat_model::PATIENCE;
+use crate::testing::ioat_model::{PATIENCE, SHORT_PATIENCE};
 
 impl NicEngine {
     /// Creates the engine over a model of a card.
@@ -226,11 +227,11 @@ impl DmaDevice for NicModel {
         self.shared.interrupts.connect(count.min(1))
     }
 
-    fn patience(&self) -> u32 {
-        /// The factor while frames are lost, which costs a timeout each time.
-        const LOSSY_PATIENCE: u32 = 5;
+    fn patience(&self) -> Duration {
+        // While frames are lost, each costs a timeout.
+        const LOSSY_PATIENCE: Duration = Duration::from_secs(5);
         match self.state().faults {
-            NicFaults { stalls: true, .. } | NicFaults { is_removed: true, .. } => 1,
+            NicFaults { stalls: true, .. } | NicFaults { is_removed: true, .. } => SHORT_PATIENCE,
             NicFaults { lose_every: None, damage_every: None, .. } => PATIENCE,
             _ => LOSSY_PATIENCE,
         }

@@ -8,7 +8,7 @@ use crate::provider::world::*;
 const LENGTHS: [usize; 5] = [0, 8, 1000, 16 << 10, 3 << 20];
 
 fn pattern(length: usize, seed: usize) -> Vec<u8> {
-    (0..length).map(|index| (index * 7 + index / 251 + seed) as u8).collect()
+    memferry_testing::pattern::pattern(length, seed as u64)
 }
 
 #[test]

@@ -57,5 +57,5 @@ fn options(context: u64) -> CompletionOptions {
 }
 
 fn pattern(length: usize, seed: usize) -> Vec<u8> {
-    (0..length).map(|at| (at * 31 + seed * 7 + at / 251) as u8).collect()
+    memferry_testing::pattern::pattern(length, seed as u64)
 }
