@@ -20,8 +20,6 @@ use super::work_queue::{FaultResolution, QueueCheck, QueueLimits, QueueStop, Wor
 use crate::contract::PinnedLocation;
 use crate::pci::{ChannelSlot, CoherentMemory, poll_until};
 
-/// The maximum time of a command.
-
 /// The maximum length of a descriptor, as a power of two: longer ones are not faster, and would
 /// exceed the stall timeout of a queue.
 const MAX_TRANSFER_SHIFT: u32 = 21;
