@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use common::frames::FrameEngine;
-use common::{pattern, pinned};
+use common::pattern;
 use memferry_copy::{Ferry, PinLimits};
 use memferry_sys::fault::{self, Call, FaultCounts, FaultPlan, for_each_failure};
 use memferry_sys::residency::{locked_bytes, pinned_bytes};

@@ -34,7 +34,7 @@
 #define CHECK_SAYS(text) CHECK(strstr(adma_last_error(), text) != NULL)
 
 /* A signal ends a test that hangs; the Rust side reports it. */
-static inline void bound_time(void) { alarm(600); }
+static inline void bound_time(void) { alarm(500); }
 
 static inline void *take(size_t bytes) {
     void *memory = malloc(bytes);

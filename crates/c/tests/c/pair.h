@@ -3,6 +3,7 @@
 #ifndef PAIR_H
 #define PAIR_H
 
+#include <signal.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -106,8 +107,16 @@ static inline int between_ending(deed *here, deed *there) {
         close(up[n]);
         close(down[n]);
     }
-    CHECK_IS(ending_of(one), 0);
-    return ending_of(two);
+    /* One that fails leaves the other waiting for it. */
+    int status = 0, others_status = 0;
+    pid_t first_to_end = waitpid(-1, &status, 0), other = first_to_end == one ? two : one;
+    int fails = WIFEXITED(status) && WEXITSTATUS(status) != 0;
+    CHECK(first_to_end == one || first_to_end == two);
+    if (fails) kill(other, SIGKILL);
+    others_status = ending_of(other);
+    CHECK(!fails);
+    CHECK_IS(first_to_end == one ? status : others_status, 0);
+    return first_to_end == one ? others_status : status;
 }
 
 static inline void between(deed *here, deed *there) { CHECK_IS(between_ending(here, there), 0); }
