@@ -43,7 +43,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use memferry_memory::pin_cache::PinCacheLimits;
-#[cfg(feature = "cuda")]
 pub use memferry_sys::cuda::CudaDeviceInfo;
 use memferry_sys::cuda::{CudaDriver, DriverError, MemcpyKind, code};
 #[cfg(feature = "cuda")]
