@@ -29,7 +29,7 @@ pub(super) enum Condition {
     OneCore,
     /// A process that leaves 1 GiB of memory
     LittleMemory,
-    /// The lowest priority, beside a compiler on each core
+    /// The lowest priority, beside a compiler for every second core
     BesideCompiler,
     /// A soft limit of 64 descriptors
     FewDescriptors,
@@ -64,7 +64,8 @@ impl Condition {
             Self::Busy => (busy_loop, cores),
             Self::TwiceBusy => (busy_loop, 2 * cores),
             Self::LittleMemory => (memory_hog, 1),
-            Self::BesideCompiler => (compiler, cores),
+            // What has the lowest priority would hardly run on cores that all compile.
+            Self::BesideCompiler => (compiler, cores.div_ceil(2)),
             Self::Idle | Self::OneCore | Self::FewDescriptors => return Ok(Load(Vec::new())),
         };
         let mut load = Load(Vec::new());
