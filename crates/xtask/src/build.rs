@@ -1,6 +1,7 @@
 //! Building test programs with cargo, and finding their files.
 
 use std::env;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
@@ -55,6 +56,27 @@ pub(crate) struct TestProgram {
     pub(crate) path: PathBuf,
     /// The folder of the package, in which cargo would run the program.
     pub(crate) folder: PathBuf,
+}
+
+impl TestProgram {
+    /// Whether `cargo test --package PACKAGE --test TEST` runs the program.
+    pub(crate) fn is(&self, package: &str, test: &str) -> bool {
+        let sources = [format!("tests/{test}.rs"), format!("tests/{test}/main.rs")];
+        self.package == package && sources.contains(&self.source)
+    }
+
+    /// What cargo would add to its environment.
+    pub(crate) fn environment(&self) -> [(&'static str, OsString); 3] {
+        // The libraries that cargo has built for the program lie beside it, and above.
+        let mut folders: Vec<PathBuf> =
+            self.path.ancestors().skip(1).take(2).map(Path::to_owned).collect();
+        folders.extend(env::var_os("LD_LIBRARY_PATH").iter().flat_map(env::split_paths));
+        [
+            ("CARGO_MANIFEST_DIR", self.folder.clone().into()),
+            ("CARGO_PKG_NAME", self.package.clone().into()),
+            ("LD_LIBRARY_PATH", env::join_paths(folders).unwrap_or_default()),
+        ]
+    }
 }
 
 /// Builds the programs that `cargo test` would run with these arguments, in the same order.

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use serde_json::json;
 
+use crate::build::build_tests;
 use crate::print_line;
 use sanitize::SANITIZERS;
 
@@ -60,8 +61,8 @@ const ROW_PREFIX: &str = "row\t";
 struct FaultCheck {
     name: &'static str,
     package: &'static str,
+    /// The program: `faults`, with the features that inject faults, or `it`.
     test: &'static str,
-    features: &'static [&'static str],
     filter: &'static str,
     /// The expected number of tests, so that a renamed test is not lost unnoticed.
     tests: u64,
@@ -74,7 +75,6 @@ const PLAIN: FaultCheck = FaultCheck {
     name: "calls of messages",
     package: "memferry-message",
     test: "faults",
-    features: &["faults"],
     filter: "failures",
     tests: 2,
     amount: Some(("MEMFERRY_FAULTS", "some", "all")),
@@ -90,7 +90,6 @@ const CHECKS: [FaultCheck; 7] = [
         name: "kills in traffic",
         package: "memferry-c",
         test: "it",
-        features: &[],
         filter: "traffic",
         tests: 2,
         amount: Some(("MEMFERRY_TRAFFIC_KILLS", "100", "3334")),
@@ -98,7 +97,6 @@ const CHECKS: [FaultCheck; 7] = [
     FaultCheck {
         name: "hostile peers",
         test: "it",
-        features: &[],
         filter: "hostile::random",
         tests: 3,
         amount: Some(("MEMFERRY_HOSTILE_SECONDS", "10", "1200")),
@@ -184,10 +182,22 @@ fn run_for_rows(mut command: Command, rows: &mut Vec<FaultRow>) -> anyhow::Resul
 impl FaultCheck {
     /// Runs the tests of this check.
     fn run(&self, is_long: bool, rows: &mut Vec<FaultRow>) -> anyhow::Result<()> {
-        let (mut command, before) = (cargo_test(), rows.len());
-        command.args(["--package", self.package, "--test", self.test]);
-        command.args(["--features", &self.features.join(",")]);
-        command.args(["--", "--nocapture", "--test-threads=1"]);
+        // All packages at once, as other checks and `cargo xtask test` build them: nothing is built twice.
+        let selection = match self.test {
+            "faults" => [
+                "-pmemferry-message",
+                "-pmemferry-copy",
+                "--features=memferry-message/faults,memferry-copy/faults",
+            ],
+            _ => ["--workspace", "--lib", "--bins"],
+        };
+        let programs = build_tests(&[&selection[..], &["--locked", "--test", self.test]].concat())?;
+        let mut programs = programs.into_iter();
+        let program = programs.find(|program| program.is(self.package, self.test));
+        let program = program.with_context(|| format!("{}: cargo built no program", self.name))?;
+        let (mut command, before) = (Command::new(&program.path), rows.len());
+        command.current_dir(&program.folder).envs(program.environment());
+        command.args(["--nocapture", "--test-threads=1"]);
         command.args(Some(self.filter).filter(|filter| !filter.is_empty()));
         let amount =
             self.amount.map(|(name, short, long)| (name, if is_long { long } else { short }));

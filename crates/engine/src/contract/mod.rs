@@ -319,7 +319,7 @@ pub unsafe trait Channel: Send + Sync + Debug {
             let idle = now - *idle_since.get_or_insert(now);
             if idle > SPIN {
                 // So late that this much more does not matter.
-                thread::sleep((idle / POLLS_PER_CLOCK).min(LONGEST_SLEEP));
+                std::thread::sleep((idle / POLLS_PER_CLOCK).min(LONGEST_SLEEP));
             }
         }
         true

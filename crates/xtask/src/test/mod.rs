@@ -217,12 +217,7 @@ fn program_job(program: &TestProgram, arguments: &[&str], log: &Path, limit: Dur
         name: format!("{} {}", program.package, program.source),
         words: words.chain(arguments.iter().map(OsString::from)).collect(),
         folder: Some(program.folder.clone()),
-        environment: vec![
-            ("CARGO_MANIFEST_DIR", program.folder.clone().into()),
-            ("CARGO_PKG_NAME", program.package.clone().into()),
-            ("LD_LIBRARY_PATH", libraries(&program.path)),
-            (SKIP_LOG, log.into()),
-        ],
+        environment: [(SKIP_LOG, log.into())].into_iter().chain(program.environment()).collect(),
         test_limit: limit,
     }
 }
@@ -238,14 +233,6 @@ fn examples_job(for_cargo: &[&str], for_tests: &[&str], log: &Path, limit: Durat
         environment: vec![(SKIP_LOG, log.into())],
         test_limit: limit,
     }
-}
-
-/// The value of `LD_LIBRARY_PATH` with the libraries that cargo has built for a program.
-fn libraries(program: &Path) -> OsString {
-    let mut folders: Vec<PathBuf> =
-        program.ancestors().skip(1).take(2).map(Path::to_owned).collect();
-    folders.extend(env::var_os("LD_LIBRARY_PATH").iter().flat_map(env::split_paths));
-    env::join_paths(folders).unwrap_or_default()
 }
 
 /// Runs all jobs, at most `most` at a time. Calls `ended` with each outcome, and a line about it.
