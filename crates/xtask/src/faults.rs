@@ -183,15 +183,15 @@ impl FaultCheck {
     /// Runs the tests of this check.
     fn run(&self, is_long: bool, rows: &mut Vec<FaultRow>) -> anyhow::Result<()> {
         // All packages at once, as other checks and `cargo xtask test` build them: nothing is built twice.
-        let selection = match self.test {
-            "faults" => [
+        let selection: &[&str] = match self.test {
+            "faults" => &[
                 "-pmemferry-message",
                 "-pmemferry-copy",
                 "--features=memferry-message/faults,memferry-copy/faults",
             ],
-            _ => ["--workspace", "--lib", "--bins"],
+            _ => &["--workspace"],
         };
-        let programs = build_tests(&[&selection[..], &["--locked", "--test", self.test]].concat())?;
+        let programs = build_tests(&[selection, &["--locked", "--test", self.test]].concat())?;
         let mut programs = programs.into_iter();
         let program = programs.find(|program| program.is(self.package, self.test));
         let program = program.with_context(|| format!("{}: cargo built no program", self.name))?;
